@@ -63,6 +63,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "kernels/lookup": "the same plan and id records as on a GPU",
         "kernels/reference": "what C does not do is done plainly",
     },
+    "kernels/copies": {"kernels/runtime": "its C code is built there"},
     "kernels/norms": {
         "kernels/runtime": "its C code is built there",
         "kernels/cpu": "rows are shared out among torch's threads",
@@ -85,6 +86,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "dpiframe_core/far_rows": {
         "dpiframe_core/features": "tables are those of a schema, their ids those of row blocks",
         "kernels/lookup": "an id of so many bytes has room for slots",
+        "kernels/copies": "rows of files are copied into slots",
     },
     "dpiframe_core/embedding": {
         "kernels/runtime": "rows lie in memory that a GPU reads",

@@ -67,6 +67,8 @@ class _Disk(FileRows):
     def __init__(self, tables: Sequence[torch.Tensor], row_us: float) -> None:
         super().__init__(tables)
         self._row_s = row_us * 1e-6
+        if row_us:
+            self.mapped = None
 
     def read(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         if self._row_s:

@@ -41,6 +41,8 @@ _NEW = 64  # blocks, of rows in files
 class Repeats:
     """Rows of such tables in the place of files."""
 
+    mapped = None
+
     def __init__(self, tables: Sequence[torch.Tensor]) -> None:
         self._tables, self.parts = tables, FileRows(()).parts
 

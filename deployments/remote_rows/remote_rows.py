@@ -52,6 +52,7 @@ class RemoteRows:
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.mapped: Sequence[torch.Tensor] | None = None
         self._shapes = [(t.shape[1], t.dtype) for t in tables]
         self._shards = [_Shard(i, find, fingerprint, timeout_s, clock) for i, find in enumerate(shards)]
 

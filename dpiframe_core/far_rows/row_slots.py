@@ -174,13 +174,17 @@ class RowSlots:
         found: list[Ints] = []
         hand, passed, taken = int(self._hands[group]), 0, np.zeros(0, np.int64)
         while passed < 4 * (high - low):  # the second time nothing has been asked for since; then what is to stay goes, too
-            window = np.arange(hand, min(high, hand + _WINDOW))
-            may = ~self._stays[window] if passed < 2 * (high - low) else True
-            own = window[(self._holders[window] == 0) & (self._read[window] == 0) & ~self._asked[window] & may]
-            if passed + len(window) > high - low:
+            end = min(high, hand + _WINDOW)
+            window = slice(hand, end)
+            may = (self._holders[window] == 0) & (self._read[window] == 0) & ~self._asked[window]
+            if passed < 2 * (high - low):
+                may &= ~self._stays[window]
+            own = hand + np.flatnonzero(may)
+            if passed + end - hand > high - low:
                 own = np.setdiff1d(own, taken, assume_unique=True)
             own = own[: count - len(taken)]
-            end = int(own[-1]) + 1 if len(taken) + len(own) == count else int(window[-1]) + 1
+            if len(taken) + len(own) == count:
+                end = int(own[-1]) + 1
             self._asked[hand:end] = False
             found.append(own)
             taken = np.concatenate(found)

@@ -27,7 +27,13 @@ class Wanted(NamedTuple):
 
 
 class RowSource(Protocol):
-    """Several threads read at once."""
+    """Several threads read at once.
+
+    Attributes:
+        mapped: the tables, [rows, dim] each, if this process has them mapped: slots are filled from there, without `read`.
+    """
+
+    mapped: Sequence[torch.Tensor] | None
 
     def parts(self, ids: RowIds) -> Sequence[npt.NDArray[np.intp]]:
         """Which of them, whatever their tables, are asked for together: each part is one `read`, which fails for itself."""
@@ -51,6 +57,7 @@ class FileRows:
     """
 
     def __init__(self, tables: Sequence[torch.Tensor]) -> None:
+        self.mapped: Sequence[torch.Tensor] | None = tables
         self._tables = tables
 
     def advise(self, table: int) -> None:

@@ -23,6 +23,7 @@ from dpiframe_core.far_rows.lease import Lease, Read, Written
 from dpiframe_core.far_rows.near_rows import NearRows
 from dpiframe_core.far_rows.row_slots import Ints, RowSlots
 from dpiframe_core.far_rows.row_source import RowSource, Wanted
+from dpiframe_core.far_rows.slot_rows import SlotRows
 from dpiframe_core.far_rows.spare import Side, Spare, sides
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
@@ -46,6 +47,7 @@ class RowsAhead:
     def __init__(self, spares: Sequence[Spare], layout: BlockLayout, source: RowSource, near: int = 0) -> None:
         self._lock = threading.Lock()
         self.spares, self._source = tuple(spares), source
+        self._rows = SlotRows(self.spares, source)
         self._slots = RowSlots([s.group.rows for s in spares], [s.slots for s in spares], near)
         self._asked: deque[Ints] | None = None
         self._found = np.zeros(3, np.int64)  # promoted, memory, file
@@ -213,16 +215,7 @@ class RowsAhead:
     def _read(self, number: int, keys: Ints, slots: Ints, read: Read) -> None:
         failure: Exception | None = None
         try:
-            ends = np.searchsorted(keys, self._slots.first_keys)
-            wanted, places = [], []
-            for group in np.flatnonzero(ends[1:] > ends[:-1]).tolist():
-                span, spare = slice(ends[group], ends[group + 1]), self.spares[group]
-                ids = keys[span] - self._slots.first_keys[group]
-                to = torch.from_numpy(slots[span] - self._slots.first_slots[group])
-                wanted += [Wanted(table, ids) for table in spare.group.tables]
-                places += [(rows, to) for rows in spare.rows]
-            for (rows, to), values in zip(places, self._source.read(wanted), strict=True):
-                rows.index_copy_(0, to, values)
+            self._rows.fill(keys, slots)
         except Exception as error:  # whatever it is, who waits is told
             failure = error
         with self._lock:

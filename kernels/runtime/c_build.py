@@ -1,7 +1,7 @@
 """Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, staging.c,
 copy_threads.c, replay.c and those of kernels/columns as an extension module of CPython, which needs its headers; lookup.c,
-dense.c, layers.c, norms.c, recurrence.c, attention.c and field_attention.c as a library. Where they cannot be built, NumPy,
-torch and CuPy do the same, slower.
+dense.c, layers.c, row_copies.c, norms.c, recurrence.c, attention.c and field_attention.c as a library. Where they cannot be
+built, NumPy, torch and CuPy do the same, slower.
 """
 
 import ctypes
@@ -85,7 +85,14 @@ class RequestExtension(Protocol):
 def cpu_library() -> ctypes.CDLL | None:
     """The functions of the files named here, or None where they cannot be built (said once, in the log)."""
     own = (f"cpu/{name}.c" for name in ("lookup", "dense", "layers"))
-    names = (*own, "norms/norms.c", "recurrent/recurrence.c", "attention/attention.c", "attention/field_attention.c")
+    names = (
+        *own,
+        "copies/row_copies.c",
+        "norms/norms.c",
+        "recurrent/recurrence.c",
+        "attention/attention.c",
+        "attention/field_attention.c",
+    )
     return _loaded(names, (), _bound, "CPU lookups")
 
 
@@ -93,7 +100,7 @@ def cpu_library() -> ctypes.CDLL | None:
 def request_extension() -> RequestExtension | None:
     """The module of blocks.c and the files that it names, or None where it cannot be built (which is said once, in the log)."""
     columns = (f"columns/{name}.c" for name in ("cells", "columns", "texts", "arrow", "json_columns", "json_rows"))
-    names = ("cpu/blocks.c", "cpu/staging.c", "cpu/copy_threads.c", "runtime/replay.c", *columns)
+    names = ("cpu/blocks.c", "copies/staging.c", "copies/copy_threads.c", "runtime/replay.c", *columns)
     return cast(RequestExtension | None, extension("kernels.cpu.blocks", names, "requests and graph replays"))
 
 
@@ -118,6 +125,7 @@ def _bound(path: Path) -> ctypes.CDLL:
     pointers = [_POINTER] * 6
     loaded.dpi_floats.argtypes = [*pointers[:2], _LONG, *pointers[:3], _LONG, *pointers, _LONG, _LONG, _POINTER, _LONG]
     loaded.dpi_add_shared.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG]
+    loaded.dpi_copy_rows.argtypes, loaded.dpi_copy_rows.restype = [*[_POINTER] * 4, _LONG], None
     loaded.dpi_row.argtypes = [_POINTER, *[_LONG] * 2, *[_POINTER] * 2, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_attention.argtypes = loaded.dpi_field_attention.argtypes = [_POINTER, _LONG, _POINTER, _LONG]
     loaded.dpi_recurrence.argtypes = [_POINTER, _LONG, _POINTER, _LONG]

@@ -98,7 +98,7 @@ def test_rows_of_two_tables_by_one_id_come_from_the_source_once_and_together(tmp
     asked = []
 
     class Source:
-        closed = False
+        closed, mapped = False, None
 
         def parts(self, ids):
             return [np.arange(len(ids))]

@@ -32,6 +32,8 @@ def schema_of(features=2, oov=0):
 class Gate:
     """A source that waits until it is opened, and fails while it is `broken`."""
 
+    mapped = None
+
     def __init__(self, *, opened=True):
         self.gate, self.broken, self.reads = threading.Event(), False, []
         if opened:

@@ -62,7 +62,7 @@ class Files(FileRows):
 
     def __init__(self, tables=TABLES):
         super().__init__([tables[t.name] for t in SCHEMA.tables])
-        self.asked = []
+        self.asked, self.mapped = [], None
 
     def parts(self, ids):
         return [np.arange(len(ids))[i::2] for i in range(min(2, len(ids)))]

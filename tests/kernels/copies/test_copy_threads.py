@@ -29,7 +29,7 @@ def ran(out: Path, source: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_what_a_piece_wrote_is_read_only_behind_its_mark_and_without_the_mark_the_sanitizer_says_so(tmp_path: Path) -> None:
-    source = (KERNELS / "cpu" / "copy_threads.c").read_text()
+    source = (KERNELS / "copies" / "copy_threads.c").read_text()
     done = ran(tmp_path, source)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr[-3000:]
     unmarked = source.replace("__ATOMIC_RELEASE", "__ATOMIC_RELAXED")

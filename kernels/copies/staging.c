@@ -1,7 +1,7 @@
 // Blocks joined into a batch, in memory that a device reads in place: at once (fill, the twin of RowBlock.fill), or while the
 // graph that reads them starts (replay_batch), which is told how far the rows are; wait_for_rows.cuh has its side.
 
-#include "cpu/copy_threads.h"
+#include "copies/copy_threads.h"
 #include "runtime/module.h"
 
 #include <string.h>

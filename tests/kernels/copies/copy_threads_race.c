@@ -1,6 +1,6 @@
 // Copies that several threads share, several at a time, for the thread sanitizer: what a piece wrote is read once `told` of it says so.
 
-#include "cpu/copy_threads.h"
+#include "copies/copy_threads.h"
 
 #include <pthread.h>
 #include <stdio.h>

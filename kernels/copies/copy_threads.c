@@ -2,7 +2,7 @@
 // The threads are the process's own, begun when first asked for. They sleep between copies, so a copy does not wait for them:
 // pieces that nobody else has taken its own thread takes.
 
-#include "cpu/copy_threads.h"
+#include "copies/copy_threads.h"
 
 #include <pthread.h>
 #include <sched.h>
