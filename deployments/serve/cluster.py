@@ -91,7 +91,7 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
     proxy = state / "haproxy"
     ours = {  # unless the user has his own
         **FASTER,
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(max(2, cores() // 8)),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(proxy_threads(cores())),
         # libgomp spins between parallel regions; with HTTP on the same cores a region then waits for a whole time slice.
         "GOMP_SPINCOUNT": "10000",
         "RAY_preload_python_modules": "deployments.without_pandas",
@@ -133,6 +133,11 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(state / "token"),
     }
+
+
+def proxy_threads(cores: int) -> int:
+    """Of HAProxy: one for eight cores, and two at least; one alone where a second would take time from the few cores."""
+    return max(1 if cores < 4 else 2, cores // 8)
 
 
 def _start_ray(state: Path, metrics_port: int | None, window: int, **settings: Any) -> int:
