@@ -25,6 +25,7 @@ from kernels.attention.attention_columns import AttentionColumns
 from kernels.attention.attention_cpu import CpuAttention
 from kernels.attention.field_attention_cpu import CpuFieldAttention
 from kernels.cpu.dense import CrossV1, Fm, Head, Linear, few_rows, has_bf16
+from kernels.cpu.dot import CpuDot
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
 from kernels.lookup.mapped_lookup import MappedLookup
@@ -179,7 +180,7 @@ class CpuOperators:
             case "fm":
                 return Fm(a.offset, a.fields, a.dim)
             case "dot":
-                return lambda *parts: reference.dot(_joined(parts), a.fields, a.dim, a.keep, a.diagonal)
+                return CpuDot(a.fields, a.dim, a.keep, a.diagonal)
             case "cin":
                 maps = cin_layers(a, w)
                 span = slice(a.offset, a.offset + a.fields * a.dim)
@@ -219,10 +220,6 @@ def _cross_v2(product: Compute, outer_bias: torch.Tensor | None = None) -> Compu
         return y if outer_bias is None else y.add_(outer_bias)
 
     return run
-
-
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([p.float() for p in parts], 1)
 
 
 def _attention(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:

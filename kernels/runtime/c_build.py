@@ -1,7 +1,7 @@
 """Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, staging.c,
 copy_threads.c, replay.c and those of kernels/columns as an extension module of CPython, which needs its headers; lookup.c,
-dense.c, layers.c, row_copies.c, norms.c, recurrence.c, attention.c and field_attention.c as a library. Where they cannot be
-built, NumPy, torch and CuPy do the same, slower.
+dense.c, layers.c, dot.c, row_copies.c, norms.c, recurrence.c, attention.c and field_attention.c as a library. Where they
+cannot be built, NumPy, torch and CuPy do the same, slower.
 """
 
 import ctypes
@@ -84,7 +84,7 @@ class RequestExtension(Protocol):
 @cache
 def cpu_library() -> ctypes.CDLL | None:
     """The functions of the files named here, or None where they cannot be built (said once, in the log)."""
-    own = (f"cpu/{name}.c" for name in ("lookup", "dense", "layers"))
+    own = (f"cpu/{name}.c" for name in ("lookup", "dense", "layers", "dot"))
     names = (
         *own,
         "copies/row_copies.c",
@@ -125,7 +125,9 @@ def _bound(path: Path) -> ctypes.CDLL:
     pointers = [_POINTER] * 6
     loaded.dpi_floats.argtypes = [*pointers[:2], _LONG, *pointers[:3], _LONG, *pointers, _LONG, _LONG, _POINTER, _LONG]
     loaded.dpi_add_shared.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG]
-    loaded.dpi_copy_rows.argtypes, loaded.dpi_copy_rows.restype = [*[_POINTER] * 4, _LONG], None
+    loaded.dpi_copy_rows.restype = loaded.dpi_dot.restype = None
+    loaded.dpi_copy_rows.argtypes = [*[_POINTER] * 4, _LONG]
+    loaded.dpi_dot.argtypes = [_POINTER, *[_LONG] * 2, _POINTER, *[_LONG] * 6, *[_POINTER] * 2, _LONG]
     loaded.dpi_row.argtypes = [_POINTER, *[_LONG] * 2, *[_POINTER] * 2, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_attention.argtypes = loaded.dpi_field_attention.argtypes = [_POINTER, _LONG, _POINTER, _LONG]
     loaded.dpi_recurrence.argtypes = [_POINTER, _LONG, _POINTER, _LONG]

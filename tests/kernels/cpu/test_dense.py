@@ -178,3 +178,12 @@ def test_layers_refuse_another_width_and_are_of_few_rows_alone():
 def test_without_a_compiler_no_layers_are_computed_at_once(monkeypatch):
     monkeypatch.setattr(dense, "cpu_library", lambda: None)
     assert Layers([(torch.zeros(3, 5), None, False)]).few == 0
+
+
+@pytest.mark.parametrize(
+    ("intel", "rows"),
+    [(True, {512 * 512: 128, 64 * 64: 256, 513 * 512: 1}), (False, {512 * 512: 4, 64 * 64: 256, 513 * 512: 1})],
+)
+def test_mkl_multiplies_more_rows_on_processors_of_its_maker(monkeypatch, intel, rows):
+    monkeypatch.setattr(dense, "_is_intel", lambda: intel)
+    assert {numbers: dense.few_rows(numbers) for numbers in rows} == rows
