@@ -79,6 +79,10 @@ def view(e: Emitter, target: str, x: Strided, a: Arguments, sizes: Sequence[Size
             return _cut(e, x, dim, a["start"], a["end"], a["step"])
         case "aten.split.Tensor" | "aten.split_with_sizes.default" | "aten.chunk.default" | "aten.unbind.int":
             return _split(e, target, x, a)
+        case "aten.unfold.default":
+            return _windows(e, x, a["dimension"] % x.rank, a["size"], a["step"])
+        case "aten.diagonal.default":
+            return _diagonal(e, x, a["dim1"] % x.rank, a["dim2"] % x.rank, a["offset"])
     return None
 
 
@@ -174,6 +178,23 @@ def _split(e: Emitter, target: str, x: Strided, a: Arguments) -> list[Strided]:
         raise Refused("got a split of the batch, expected each row to be computed from itself")
     parts = [_cut(e, x, dim, s, s + n, 1) for s, n in _starts(target, a, x.size(dim))]
     return [selected(p, dim, 0) for p in parts] if "unbind" in target else parts
+
+
+def _windows(e: Emitter, x: Strided, dim: int, size: int, step: int) -> Strided:
+    """Windows of a dimension, which counts them, their elements last."""
+    x = e.sliced(x, dim, 0, x.size(dim))  # an even run, if it was none
+    count, stride = (x.size(dim) - size) // step + 1, max((atom.stride for atom in x.dims[dim]), default=0)
+    at, inside = (((Atom(n, s),) if n > 1 else ()) for n, s in ((count, stride * step), (size, stride)))
+    return replace(x, dims=(*x.dims[:dim], at, *x.dims[dim + 1 :], inside))
+
+
+def _diagonal(e: Emitter, x: Strided, first: int, second: int, offset: int) -> Strided:
+    """Elements whose positions along two dimensions are `offset` apart, last."""
+    x = e.sliced(x, first, max(0, -offset), x.size(first) - max(0, -offset))
+    x = e.sliced(x, second, max(0, offset), x.size(second) - max(0, offset))
+    count, stride = min(x.size(first), x.size(second)), sum(atom.stride for d in (first, second) for atom in x.dims[d])
+    kept = [dim for d, dim in enumerate(x.dims) if d not in (first, second)]
+    return replace(x, dims=(*kept, (Atom(count, stride),) if count > 1 else ()))
 
 
 def _repeated(x: Strided, repeats: Sequence[Any]) -> Strided:

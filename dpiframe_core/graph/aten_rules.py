@@ -90,6 +90,14 @@ def _reduction(kinds: str = "") -> Rule:
     return rule
 
 
+def _chosen(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
+    """A position along one dimension. args: as of a reduction."""
+    assert isinstance(args[0], tuple)
+    if len(args[0]) != 1:
+        raise ValueError(f"got dimensions {args[0]}, expected one")
+    return _reduction()(operands, args)
+
+
 def _along(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
     _count(operands, 1)
     _arguments(args, "i")
@@ -210,8 +218,10 @@ def _einsum(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
 
 _UNARY = "abs neg exp expm1 log log1p log2 sqrt rsqrt reciprocal square relu sigmoid tanh silu mish hardswish hardsigmoid"
 _UNARY += " log_sigmoid sin cos atan erf sign floor ceil round trunc log10 logical_not clone"
+_UNARY += " exp2 sinh cosh tan asin acos asinh acosh atanh erfc"
 _BINARY = "add sub mul div maximum minimum pow eq ne gt ge lt le logical_and logical_or logical_xor prelu atan2"
-_SCALAR = "add sub rsub mul div pow rpow eq ne gt ge lt le"
+_BINARY += " fmod remainder floor_divide trunc_divide"
+_SCALAR = "add sub rsub mul div pow rpow eq ne gt ge lt le fmod remainder floor_divide trunc_divide"
 
 RULES: dict[str, Rule] = {
     **{f"aten.{name}": _elementwise(1) for name in _UNARY.split()},
@@ -228,12 +238,16 @@ RULES: dict[str, Rule] = {
     "aten.mean": _reduction(),
     "aten.amax": _reduction(),
     "aten.amin": _reduction(),
+    "aten.prod": _reduction(),
+    "aten.argmax": _chosen,
+    "aten.argmin": _chosen,
     "aten.logsumexp": _reduction(),
     "aten.linalg_vector_norm": _reduction("n"),  # order
     "aten.var": _reduction("n"),  # correction
     "aten.softmax": _along,
     "aten.log_softmax": _along,
     "aten.cumsum": _along,
+    "aten.cumprod": _along,
     "aten.topk": _topk,
     "aten.topk.positions": _topk,
     "aten.sort": _sort,

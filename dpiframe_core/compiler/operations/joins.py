@@ -77,11 +77,29 @@ def padded(e: Emitter, x: Strided, pad: Sequence[int], value: float) -> Strided:
     return permuted(x, [order.index(d) for d in range(x.rank)])
 
 
+def continued(e: Emitter, x: Strided, pad: Sequence[int], mode: str) -> Strided:
+    """The last dimensions, `pad` from the very last one on, as they go on beyond their ends."""
+    for back, ends in enumerate(zip(pad[::2], pad[1::2], strict=True), 1):
+        count = x.size(x.rank - back)
+        at = torch.arange(-ends[0], count + ends[1])
+        if mode == "reflect":
+            at = (count - 1) - ((count - 1) - at.abs()).abs()
+        x = selected_at(e, x, -back, Const(at % count if mode == "circular" else at.clamp(0, count - 1)))
+    return x
+
+
 def selected_at(e: Emitter, x: Strided, dim: int, index: Any) -> Strided:
     """The elements at constant positions of one dimension."""
     dim %= x.rank
     frame, positions = frame_of([x], x.rank), constant(index).tensor % x.size(dim)
     return e.call("aten.index_select", [x], [frame.position(dim), tuple(positions.flatten().tolist())], frame)
+
+
+def flipped(e: Emitter, x: Strided, dims: Sequence[int]) -> Strided:
+    """Dimensions of a row turned round."""
+    for dim in dims:
+        x = selected_at(e, x, dim, Const(torch.arange(x.size(dim)).flip(0)))
+    return x
 
 
 def indexed(e: Emitter, x: Strided, indices: Sequence[Any]) -> Strided:

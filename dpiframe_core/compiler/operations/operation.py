@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import torch
+
 from dpiframe_core.compiler.operations.arguments import Arguments, constant, integers, is_number, limit, number, tensor
 from dpiframe_core.compiler.operations.convolution import POOLS, convolution, pooled
 from dpiframe_core.compiler.operations.emit import Const, Emitter
-from dpiframe_core.compiler.operations.joins import cat, indexed, padded, selected_at, stack
+from dpiframe_core.compiler.operations.joins import cat, continued, flipped, indexed, padded, selected_at, stack
 from dpiframe_core.compiler.operations.positions import (
     RowStarts,
     bucketed,
@@ -15,9 +17,9 @@ from dpiframe_core.compiler.operations.positions import (
     one_hot_rows,
     ranked,
 )
-from dpiframe_core.compiler.operations.products import attention, einsum, matmul
+from dpiframe_core.compiler.operations.products import attention, bilinear, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, group_norm, layer_norm, reduced
-from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh
+from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh, unsqueezed
 from dpiframe_core.graph.aten import Constant
 from dpiframe_core.graph.graph import Node
 from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
@@ -26,15 +28,17 @@ from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 SAME_NAME = (
     "abs", "neg", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal", "square", "relu", "sigmoid", "tanh",
     "silu", "mish", "hardswish", "hardsigmoid", "log_sigmoid", "sin", "cos", "atan", "erf", "sign", "floor", "ceil", "round",
-    "trunc", "log10", "logical_not",
+    "trunc", "log10", "logical_not", "exp2", "sinh", "cosh", "tan", "asin", "acos", "asinh", "acosh", "atanh", "erfc",
 )
 # fmt: on
 UNARY = {f"aten.{n}.default": f"aten.{n}" for n in SAME_NAME}
 BINARY = "add sub mul div maximum minimum pow eq ne gt ge lt le logical_and logical_or logical_xor atan2"
+BINARY += " fmod remainder floor_divide"
 REDUCTIONS = {
     "aten.sum.dim_IntList": "aten.sum", "aten.sum.default": "aten.sum", "aten.mean.dim": "aten.mean",
     "aten.mean.default": "aten.mean", "aten.amax.default": "aten.amax", "aten.amin.default": "aten.amin",
-    "aten.max.dim": "aten.amax", "aten.min.dim": "aten.amin", "aten.max.default": "aten.amax", "aten.min.default": "aten.amin",
+    "aten.max.default": "aten.amax", "aten.min.default": "aten.amin",
+    "aten.prod.dim_int": "aten.prod", "aten.prod.default": "aten.prod",
     "aten.logsumexp.default": "aten.logsumexp", "aten.linalg_vector_norm.default": "aten.linalg_vector_norm",
     "aten.norm.ScalarOpt_dim": "aten.linalg_vector_norm", "aten.var.correction": "aten.var",
 }  # fmt: skip
@@ -75,6 +79,14 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             correction = a["correction"] if "correction" in a else int(a["unbiased"])
             made = _reduced(e, "aten.var.correction", {**a, "correction": correction})
             return e.elementwise("aten.sqrt", [made]) if name == "std" else made
+        case "aten.std_mean.dim" | "aten.std_mean.correction" | "aten.var_mean.dim" | "aten.var_mean.correction":
+            spread = operation(e, target.replace("_mean", ""), a)
+            assert isinstance(spread, Strided)
+            return [spread, _reduced(e, "aten.mean.dim", a)]
+        case "aten.cdist.default":
+            x, y = a["x1"], a["x2"]
+            apart = _binary(e, "sub", {"self": unsqueezed(x, x.rank - 1), "other": unsqueezed(y, y.rank - 2)})
+            return reduced(e, "aten.linalg_vector_norm", apart, [-1], float(a["p"]), keep=False)
         case "aten.gelu.default":
             return e.elementwise("aten.gelu", [a["self"]], [a["approximate"] == "tanh"])
         case "aten.softplus.default":
@@ -103,8 +115,16 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return e.elementwise("aten.where", [tensor(v) for v in (a["indices"][0], a["values"], a["self"])])
         case "aten.softmax.int" | "aten._softmax.default" | "aten.log_softmax.int" | "aten._log_softmax.default":
             return along(e, "aten.log_softmax" if "log" in target else "aten.softmax", a["self"], a["dim"])
-        case "aten.cumsum.default":
-            return along(e, "aten.cumsum", a["self"], a["dim"])
+        case "aten.cumsum.default" | "aten.cumprod.default":
+            return along(e, f"aten.{name}", a["self"], a["dim"])
+        case "aten.max.dim" | "aten.min.dim":
+            return [reduced(e, f"aten.{what}{name}", a["self"], [a["dim"]], keep=a["keepdim"]) for what in ("a", "arg")]
+        case "aten.argmax.default" | "aten.argmin.default" if a["dim"] is not None:
+            return reduced(e, f"aten.{name}", a["self"], [a["dim"]], keep=a["keepdim"])
+        case "aten.flip.default":
+            return flipped(e, a["self"], a["dims"])
+        case "aten.bilinear.default":
+            return bilinear(e, a)
         case "aten.linear.default":
             return e.linear(a["input"], constant(a["weight"]), a["bias"] and constant(a["bias"]))
         case "aten.conv1d.default" | "aten.conv1d.padding" | "aten.conv2d.default" | "aten.conv2d.padding":
@@ -143,6 +163,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return cat(e, a["tensors"], a["dim"])
         case "aten.pad.default" | "aten.constant_pad_nd.default" if a.get("mode", "constant") == "constant":
             return padded(e, a["self"], a["pad"], number(a["value"] or 0))
+        case "aten.pad.default":
+            return continued(e, a["self"], a["pad"], a["mode"])
         case "aten.stack.default":
             return stack(e, a["tensors"], a["dim"])
         case "aten.embedding.default":
@@ -151,6 +173,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return looked_up(e, constant(a["self"]), a["index"])
         case "aten.index_select.default":
             return selected_at(e, a["self"], a["dim"], a["index"])
+        case "aten._unsafe_index.Tensor":
+            return indexed(e, a["self"], a["indices"])
         case "aten.index.Tensor" if isinstance(a["self"], Const) and len(a["indices"]) == 1:
             return looked_up(e, constant(a["self"]), a["indices"][0], from_the_end=True)
         case "aten.index.Tensor" if isinstance(a["indices"][0], RowStarts):
@@ -176,7 +200,7 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
 
 def _binary(e: Emitter, name: str, a: Arguments) -> Strided:
     if a.get("rounding_mode") is not None:
-        raise Refused(f"got rounding_mode {a['rounding_mode']!r}, expected a division without rounding")
+        name = f"{a['rounding_mode']}_divide"
     left, right = a["self"], a["other"] if "other" in a else a["exponent"]
     alpha = a.get("alpha", 1)
     if alpha != 1 and isinstance(right, Strided):
@@ -193,6 +217,8 @@ def _binary(e: Emitter, name: str, a: Arguments) -> Strided:
         return e.elementwise(f"{op}.Scalar", [left], [number(right)])
     flipped = {"add": "add", "mul": "mul", "sub": "rsub", "pow": "rpow", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
     flipped |= {"lt": "gt", "le": "ge", "maximum": "maximum", "minimum": "minimum"}
+    if name not in flipped and name != "div":
+        return e.elementwise(op, [Const(torch.tensor(number(left), dtype=torch.float32)), right])
     if name == "div":
         return e.elementwise("aten.mul.Scalar", [e.elementwise("aten.reciprocal", [right])], [number(left)])
     if name in ("maximum", "minimum"):

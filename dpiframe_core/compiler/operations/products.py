@@ -5,10 +5,10 @@ from math import inf
 
 import torch
 
-from dpiframe_core.compiler.operations.arguments import Arguments
+from dpiframe_core.compiler.operations.arguments import Arguments, constant
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor, aligned
 from dpiframe_core.compiler.operations.reductions import along, reduced
-from dpiframe_core.compiler.operations.strided import Frame, Refused, Strided, frame_of, permuted, squeezed
+from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, permuted, squeezed, unsqueezed
 
 
 def matmul(e: Emitter, a: Tensor, b: Tensor) -> Strided:
@@ -49,6 +49,16 @@ def einsum(e: Emitter, equation: str, tensors: Sequence[Tensor]) -> Strided:
     result = batch + out.replace(batch, "")
     made = e.call("aten.einsum", operands, [",".join(terms) + "->" + result], None)
     return permuted(made, [result.index(letter) for letter in out])
+
+
+def bilinear(e: Emitter, a: Arguments) -> Strided:
+    """x[.., i] W[o, i, j] y[.., j] + b[o]: a linear layer of x, multiplied by y and summed over j."""
+    x, y, weight = a["input1"], a["input2"], constant(a["weight"]).tensor
+    out, left, right = weight.shape
+    made = matmul(e, x, Const(weight.permute(1, 0, 2).reshape(left, out * right)))
+    made = e.view(made, [*x.sizes[:-1], Size(out), Size(right)])
+    made = reduced(e, "aten.sum", e.elementwise("aten.mul", [made, unsqueezed(y, y.rank - 1)]), [-1], keep=False)
+    return made if a["bias"] is None else e.elementwise("aten.add", [made, constant(a["bias"])])
 
 
 def attention(e: Emitter, a: Arguments) -> Strided:

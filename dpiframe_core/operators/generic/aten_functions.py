@@ -53,6 +53,12 @@ def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int, from_the_end
     return torch.where(nearest == index, torch.take_along_dim(x, nearest, dim), torch.nan)
 
 
+def _prod(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool) -> torch.Tensor:
+    for dim in sorted(dims, reverse=True):  # torch takes one at a time
+        x = torch.prod(x, dim, keepdim)
+    return x
+
+
 def _topk(x: torch.Tensor, dim: int, k: int, largest: bool, in_order: bool) -> "torch.return_types.topk":
     return torch.topk(x, k, dim, largest, in_order)
 
@@ -70,16 +76,16 @@ def _masked_fill(x: torch.Tensor, mask: torch.Tensor, value: float) -> torch.Ten
 
 
 _SAME = "abs neg exp expm1 log log1p log2 sqrt rsqrt reciprocal square sigmoid tanh sin cos erf sign floor ceil"
-_SAME += " atan round trunc log10"
+_SAME += " atan round trunc log10 exp2 sinh cosh tan asin acos asinh acosh atanh erfc fmod remainder"
 _SAME += " add sub mul div maximum minimum pow atan2 clamp sum mean amax amin matmul"
 _SAME_ONLY = "relu logical_not eq ne gt ge lt le logical_and logical_or logical_xor"
-_SAME_ONLY += " logsumexp softmax log_softmax cumsum index_select"
+_SAME_ONLY += " logsumexp softmax log_softmax cumsum cumprod index_select"
 _OF_FUNCTIONAL = "silu mish hardswish hardsigmoid leaky_relu softplus linear"
 
 # Those whose result may be written straight into a strided buffer.
 WRITES: dict[str, Function] = {
     **{f"aten.{name}": getattr(torch, name) for name in _SAME.split()},
-    **{f"aten.{name}.Scalar": getattr(torch, name) for name in ["add", "sub", "mul", "div", "pow"]},
+    **{f"aten.{name}.Scalar": getattr(torch, name) for name in ["add", "sub", "mul", "div", "pow", "fmod", "remainder"]},
 }
 
 FUNCTIONS: dict[str, Function] = {
@@ -87,6 +93,11 @@ FUNCTIONS: dict[str, Function] = {
     **{f"aten.{name}": getattr(torch, name) for name in _SAME_ONLY.split()},
     **{f"aten.{name}.Scalar": getattr(torch, name) for name in ["eq", "ne", "gt", "ge", "lt", "le"]},
     **{f"aten.{name}": getattr(functional, name) for name in _OF_FUNCTIONAL.split()},
+    **{f"aten.floor_divide{how}": lambda x, y: torch.div(x, y, rounding_mode="floor") for how in ("", ".Scalar")},
+    **{f"aten.trunc_divide{how}": lambda x, y: torch.div(x, y, rounding_mode="trunc") for how in ("", ".Scalar")},
+    "aten.prod": _prod,
+    "aten.argmax": lambda x, dims, keepdim: torch.argmax(x, dims[0], keepdim),
+    "aten.argmin": lambda x, dims, keepdim: torch.argmin(x, dims[0], keepdim),
     "aten.log_sigmoid": functional.logsigmoid,
     "aten.clone": lambda x: x,
     "aten.prelu": lambda x, slope: torch.where(x > 0, x, x * slope),

@@ -19,10 +19,10 @@ Call = Callable[[], object]
 Function = Callable[..., torch.Tensor]
 
 _COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
-_OTHERS = ("logical_not", "logical_and", "logical_or", "logical_xor", "softmax", "log_softmax", "cumsum", "index_select", "cat")
+_OTHERS = "logical_not logical_and logical_or logical_xor softmax log_softmax cumsum cumprod index_select cat"
 # What torch writes in place beside `aten_functions.WRITES`.
 _WRITES: dict[str, Function] = {
-    **{f"aten.{name}": getattr(torch, name) for name in (*_COMPARISONS, *_OTHERS)},
+    **{f"aten.{name}": getattr(torch, name) for name in (*_COMPARISONS, *_OTHERS.split())},
     **{f"aten.{name}.Scalar": getattr(torch, name) for name in _COMPARISONS},
 }
 

@@ -46,7 +46,12 @@ POSITIVE = {
     "aten.pow",
     "aten.div",
     "aten.rpow.Scalar",
+    "aten.fmod",
+    "aten.remainder",
+    "aten.floor_divide",
+    "aten.trunc_divide",
 }
+BELOW_1 = {"aten.asin", "aten.acos", "aten.atanh"}
 
 # op -> (operands, plain arguments, what it gives in float64), after the operators' definitions.
 CASES = {
@@ -62,12 +67,17 @@ CASES = {
     "aten.log_sigmoid": ((A,), (), lambda x: np.log(sigmoid(x))),
     "aten.sin": ((A,), (), np.sin), "aten.cos": ((A,), (), np.cos), "aten.sign": ((A,), (), np.sign),
     "aten.atan": ((A,), (), np.arctan), "aten.log10": ((A,), (), np.log10),
+    "aten.exp2": ((A,), (), np.exp2), "aten.sinh": ((A,), (), np.sinh), "aten.cosh": ((A,), (), np.cosh),
+    "aten.tan": ((A,), (), np.tan), "aten.asin": ((A,), (), np.arcsin), "aten.acos": ((A,), (), np.arccos),
+    "aten.asinh": ((A,), (), np.arcsinh), "aten.acosh": ((A,), (), np.arccosh), "aten.atanh": ((A,), (), np.arctanh),
     "aten.round": ((A,), (), np.round), "aten.trunc": ((A,), (), np.trunc),
     "aten.floor": ((A,), (), np.floor), "aten.ceil": ((A,), (), np.ceil), "aten.clone": ((B,), (), lambda x: x),
     "aten.logical_not": ((A,), (), lambda x: x == 0),
     "aten.add": ((A, B), (), np.add), "aten.sub": ((A, B), (), np.subtract), "aten.mul": ((A, B), (), np.multiply),
     "aten.div": ((A, B), (), np.divide), "aten.maximum": ((A, B), (), np.maximum), "aten.minimum": ((A, B), (), np.minimum),
-    "aten.atan2": ((A, B), (), np.arctan2),
+    "aten.atan2": ((A, B), (), np.arctan2), "aten.fmod": ((A, B), (), np.fmod), "aten.remainder": ((A, B), (), np.mod),
+    "aten.floor_divide": ((A, B), (), lambda a, b: np.floor(a / b)),
+    "aten.trunc_divide": ((A, B), (), lambda a, b: np.trunc(a / b)),
     "aten.pow": ((A, B), (), np.power), "aten.eq": ((A, A), (), np.equal), "aten.ne": ((A, B), (), np.not_equal),
     "aten.gt": ((A, B), (), np.greater), "aten.ge": ((A, B), (), np.greater_equal), "aten.lt": ((A, B), (), np.less),
     "aten.le": ((A, B), (), np.less_equal), "aten.logical_and": ((A, B), (), lambda a, b: (a != 0) & (b != 0)),
@@ -77,6 +87,10 @@ CASES = {
     "aten.add.Scalar": ((A,), (2.5,), lambda x: x + 2.5), "aten.sub.Scalar": ((A,), (2,), lambda x: x - 2),
     "aten.rsub.Scalar": ((A,), (2,), lambda x: 2 - x), "aten.mul.Scalar": ((A,), (0.5,), lambda x: x / 2),
     "aten.div.Scalar": ((A,), (3,), lambda x: x / 3), "aten.pow.Scalar": ((A,), (3,), lambda x: x**3),
+    "aten.fmod.Scalar": ((A,), (0.3,), lambda x: np.fmod(x, np.float32(0.3))),
+    "aten.remainder.Scalar": ((A,), (0.5,), lambda x: x - 0.5 * np.floor(x / 0.5)),
+    "aten.floor_divide.Scalar": ((A,), (0.3,), lambda x: np.floor(x / 0.3)),
+    "aten.trunc_divide.Scalar": ((A,), (0.3,), lambda x: np.trunc(x / 0.3)),
     "aten.rpow.Scalar": ((A,), (2.0,), lambda x: 2.0**x), "aten.eq.Scalar": ((A,), (0,), lambda x: x == 0),
     "aten.ne.Scalar": ((A,), (0,), lambda x: x != 0), "aten.gt.Scalar": ((A,), (0.1,), lambda x: x > 0.1),
     "aten.ge.Scalar": ((A,), (0.1,), lambda x: x >= 0.1), "aten.lt.Scalar": ((A,), (0.1,), lambda x: x < 0.1),
@@ -91,11 +105,13 @@ CASES = {
     "aten.mean": ((B,), ((1, 2), True), lambda x: x.mean((1, 2), keepdims=True)),
     "aten.amax": ((B,), ((1,), False), lambda x: x.max(1)),
     "aten.amin": ((A,), ((2,), True), lambda x: x.min(2, keepdims=True)),
+    "aten.prod": ((B,), ((1, 2), True), lambda x: x.prod((1, 2), keepdims=True)),
+    "aten.argmax": ((B,), ((1,), False), lambda x: x.argmax(1)), "aten.argmin": ((A,), ((2,), True), lambda x: x.argmin(2)),
     "aten.logsumexp": ((A,), ((2,), False), lambda x: np.log(np.exp(x).sum(2))),
     "aten.linalg_vector_norm": ((A,), ((2,), False, 2.0), lambda x: np.sqrt((x * x).sum(2))),
     "aten.var": ((A,), ((2,), False, 1), lambda x: x.var(2, ddof=1)),
     "aten.softmax": ((B,), (2,), softmax), "aten.log_softmax": ((B,), (2,), lambda x: np.log(softmax(x))),
-    "aten.cumsum": ((B,), (1,), lambda x: x.cumsum(1)),
+    "aten.cumsum": ((B,), (1,), lambda x: x.cumsum(1)), "aten.cumprod": ((B,), (2,), lambda x: x.cumprod(2)),
     "aten.matmul": ((A, Window(1, (3, 2), (2, 1))), (), lambda a, b: a @ b),
     "aten.linear": ((A, Constant(1), Constant(2)), (), lambda x, w, b: x @ w.T + b),
     "aten.layer_norm": ((A, Constant(0), Constant(0)), (1, 1e-5), layer_norm),
@@ -110,7 +126,7 @@ CASES = {
     ),
     "aten.einsum": ((A, Constant(1)), ("bij,kj->bki",), lambda x, w: np.einsum("bij,kj->bki", x, w)),
 }  # fmt: skip
-WITHOUT_AN_ORACLE = {"aten.erf", "aten.gelu"}  # NumPy has no erf: below
+WITHOUT_AN_ORACLE = {"aten.erf", "aten.erfc", "aten.gelu"}  # NumPy has no erf: below
 
 
 def test_the_two_tables_name_the_same_operators():
@@ -125,6 +141,10 @@ def inputs(op, rows):
     params = [rng.standard_normal(shape).astype(np.float32) for shape in ((3,), (4, 3), (4,), (1, 3))]
     if op in POSITIVE:
         values = [np.abs(v) + 0.1 for v in values]
+    if op in BELOW_1:
+        values = [np.tanh(v) for v in values]
+    if op == "aten.acosh":
+        values = [np.abs(v) + 1.1 for v in values]
     return values, params
 
 
@@ -172,12 +192,12 @@ def test_products_of_parts_of_a_row_with_a_factor_each(rows):
 
 
 @pytest.mark.parametrize("device", BACKENDS)
-@pytest.mark.parametrize(("op", "args"), [("aten.erf", ()), ("aten.gelu", (False,)), ("aten.gelu", (True,))])
+@pytest.mark.parametrize(("op", "args"), [("aten.erf", ()), ("aten.erfc", ()), ("aten.gelu", (False,)), ("aten.gelu", (True,))])
 def test_the_error_function_and_gelu(op, args, device):
-    from math import erf, pi, sqrt, tanh
+    from math import erf, erfc, pi, sqrt, tanh
 
     exact = {
-        (): erf,
+        (): erfc if op == "aten.erfc" else erf,
         (False,): lambda x: x * (1 + erf(x / sqrt(2))) / 2,
         (True,): lambda x: x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2,
     }[args]
