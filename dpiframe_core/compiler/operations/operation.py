@@ -97,13 +97,18 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
         case "aten.clamp_min.Tensor" | "aten.clamp_max.Tensor":
             low = name == "clamp_min"
             return _binary(e, "maximum" if low else "minimum", {"self": a["self"], "other": a["min" if low else "max"]})
+        case "aten.clamp.Tensor":
+            found: Strided = a["self"]
+            for name, bound in (("maximum", a["min"]), ("minimum", a["max"])):
+                found = found if bound is None else _binary(e, name, {"self": found, "other": bound})
+            return found
         case "aten.max.other" | "aten.min.other":
             return _binary(e, f"{name}imum", a)
         case "aten.any.dim" | "aten.any.dims" | "aten.all.dim" | "aten.all.dims":
             is_true = a["self"] if a["self"].boolean else e.elementwise("aten.ne.Scalar", [a["self"]], [0])
             dims = [a["dim"]] if isinstance(a["dim"], int) else a["dim"]
-            found = reduced(e, "aten.amax" if name == "any" else "aten.amin", is_true, dims, keep=a["keepdim"])
-            return e.elementwise("aten.ne.Scalar", [found], [0])
+            one = reduced(e, "aten.amax" if name == "any" else "aten.amin", is_true, dims, keep=a["keepdim"])
+            return e.elementwise("aten.ne.Scalar", [one], [0])
         case "aten.prelu.default" | "aten._prelu_kernel.default":
             slope, channels = constant(a["weight"]).tensor, (-1, *[1] * (a["self"].rank - 2))
             return e.elementwise("aten.prelu", [a["self"], Const(slope.reshape(channels if slope.numel() > 1 else ()))])

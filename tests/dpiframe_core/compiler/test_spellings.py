@@ -119,6 +119,7 @@ STEPS = {
     "a padded mask": lambda m, v: F.scaled_dot_product_attention(v, v, v, attn_mask=F.pad(v[..., :3] > 0, (1, 0), value=True)),
     "missing numbers": lambda m, v: torch.where(v.isnan(), 0.5, v) * v.isfinite(),
     "limits": lambda m, v: v.clamp(-0.3, 0.4) + v.clamp(min=0) + v.clamp_max(0.1) + F.hardtanh(v) + F.relu6(v * 4),
+    "limits of tensors": lambda m, v: v.clamp(m.b - 0.2, m.b + 0.5) + v.clamp(min=m.b) + v.clamp(max=v[:, :1]),
     "activations": lambda m, v: F.elu(v) + F.selu(v) + F.softplus(v) + F.mish(v) + F.gelu(v, approximate="tanh"),
     "leaky": lambda m, v: F.hardswish(v) + F.leaky_relu(v) + F.logsigmoid(v) + F.hardsigmoid(v) + F.silu(v) + F.softsign(v),
     "prelu by channel": lambda m, v: m.prelu(v),
