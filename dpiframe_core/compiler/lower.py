@@ -14,7 +14,7 @@ from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.operation import operation
 from dpiframe_core.compiler.operations.positions import RowStarts
-from dpiframe_core.compiler.operations.strided import Refused, Size, Strided
+from dpiframe_core.compiler.operations.strided import Refused, Size, Strided, expanded
 from dpiframe_core.compiler.raw import RawInputs
 from dpiframe_core.compiler.recurrent import RECURRENT, attentive, recurrence
 from dpiframe_core.compiler.trace import Trace, Verbatim, source_line
@@ -24,6 +24,7 @@ from kernels.recurrent.attentive_gru import OPERATOR as ATTENTIVE
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default"}
 # Their result has the sizes they are told and one value throughout, so a batch of them may be one row.
+_COUNTING = ("add", "sum", "cumsum")  # of truths, which torch gives as truths, too
 _FILLED = {
     f"aten.{n}" for n in (
         "zeros.default", "ones.default", "full.default", "new_zeros.default", "new_ones.default", "new_full.default",
@@ -74,7 +75,14 @@ class Lowering:
         target, found = str(node.target), node.meta.get("val")
         if target in _IGNORED:
             return None
+        if target in ("aten.item.default", "aten._local_scalar_dense.default"):
+            of = self._values[node.args[0]]  # type: ignore[index]
+            if not isinstance(of, Const):
+                raise Refused("got item() of a value of the batch, expected the same operations for every batch")
+            return of.tensor.item()
         if isinstance(found, int | torch.SymInt):
+            if not isinstance(found, int) and found.node.expr.free_symbols != {self._trace.batch}:
+                raise Refused(f"got the number {found.node.expr} of a tensor, expected one that Python holds")
             return size_of(found) if not isinstance(found, int) else found
         if target == "<built-in function getitem>":
             made = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
@@ -133,16 +141,35 @@ class Lowering:
             if target in SAME and found.dtype == torch.bool and not first.boolean:
                 return self.emitter.elementwise("aten.ne.Scalar", [first], [0])
             seen = view(self.emitter, target, first, a, sizes)
+            if isinstance(seen, Strided):
+                return replace(seen, boolean=found.dtype == torch.bool)
             if seen is not None:
                 return seen
-        made = operation(self.emitter, target, a)
+        if a.get("dtype") in INTEGERS and any(v.meta["val"].dtype == torch.float32 for v in node.all_input_nodes):
+            raise Refused(f"got {target} with dtype={a['dtype']}, expected a cast ahead of it")
+        made = self._copied(target, a, sizes, found) or operation(self.emitter, target, a)
+        if isinstance(made, Const):
+            return made
         if made is None:
             raise Refused(f"got {target}, expected an operation that docs/compile.md lists")
         if isinstance(made, list):
-            return made
+            return [replace(one, boolean=f.dtype == torch.bool) for one, f in zip(made, found, strict=False)]
         if isinstance(found, tuple | list):
             return made, None, None
-        return replace(made, boolean=True) if found.dtype == torch.bool else made  # also of masks side by side
+        if found.dtype == torch.bool and target.split(".")[1] in _COUNTING:
+            made = self.emitter.elementwise("aten.ne.Scalar", [made], [0])
+        return replace(made, boolean=found.dtype == torch.bool)  # also of masks side by side
+
+    def _copied(self, target: str, a: Mapping[str, Any], sizes: Sequence[Size], found: Any) -> Strided | Const | None:
+        """What a call writes over a value, none of which is left."""
+        if target == "aten.zero.default":
+            return self._filled(target, {}, sizes, found)
+        if target != "aten.copy.default":
+            return None
+        if isinstance(a["src"], Strided):
+            return expanded(a["src"], sizes)
+        counts = [s.count for s in sizes]
+        return Const(a["src"].tensor.expand(counts), None, next((i for i, s in enumerate(sizes) if s.batch), None))
 
     def _filled(self, target: str, a: Mapping[str, Any], sizes: Sequence[Size], found: torch.Tensor) -> Const:
         value = a.get("fill_value", a.get("s"))
@@ -166,6 +193,8 @@ class Lowering:
         name = next((v.name for v in a.values() if isinstance(v, Const)), None) if target in SAME else None
         if isinstance(made, list | tuple):
             return [Const(m) for m in made]
+        if not isinstance(made, torch.Tensor):  # of `item`
+            return made
         return Const(made, name, batch)
 
 

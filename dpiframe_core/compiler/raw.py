@@ -107,6 +107,8 @@ class RawInputs:
             raise Refused("got ids plus a value, expected ids plus constant integers")
         if shift.ndim > x.at.ndim:
             shift = shift.reshape(shift.shape[1:])
+        if np.broadcast_shapes(x.shift.shape, shift.shape) != x.at.shape:
+            raise Refused(f"got ids of sizes {x.at.shape} plus {shift.shape} constants, expected as many ids as constants")
         return Raw(x.at, np.broadcast_to(x.shift + sign * shift, x.at.shape), x.flat)
 
     def _embedding(self, raw: Raw, weight: Const, padding: int) -> Any:

@@ -18,10 +18,10 @@ def is_number(value: Any) -> bool:
 def number(value: Any) -> float | int:
     if isinstance(value, Const) and value.tensor.numel() == 1:
         value = value.tensor.item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         what = "the number of rows" if isinstance(value, Size) else "a value of the batch"
         raise Refused(f"got {what} as a number, expected one that is known before there is a batch")
-    return value
+    return int(value) if isinstance(value, bool) else value
 
 
 def limit(value: Any, none: str) -> float | int | None:

@@ -72,9 +72,12 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             | "aten.bitwise_or.Tensor"
             | "aten.bitwise_xor.Tensor"
             | ("aten.__and__.Tensor" | "aten.__or__.Tensor" | "aten.__xor__.Tensor")
+            | ("aten.__and__.Scalar" | "aten.__or__.Scalar" | "aten.__xor__.Scalar")
         ):
-            logic = f"aten.logical_{name.removeprefix('bitwise_').strip('_')}"
-            return e.elementwise(logic, [a[k] for k in ("self", "other") if k in a])
+            truths = [Const(torch.tensor(v)) if isinstance(v, bool) else v for v in (a[k] for k in ("self", "other") if k in a)]
+            if not all(v.boolean if isinstance(v, Strided) else v.tensor.dtype == torch.bool for v in truths):
+                raise Refused(f"got {target} of integers, expected truth values")
+            return e.elementwise(f"aten.logical_{name.removeprefix('bitwise_').strip('_')}", truths)
         case "aten.var.dim" | "aten.std.dim" | "aten.std.correction":
             correction = a["correction"] if "correction" in a else int(a["unbiased"])
             made = _reduced(e, "aten.var.correction", {**a, "correction": correction})
@@ -84,8 +87,11 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             assert isinstance(spread, Strided)
             return [spread, _reduced(e, "aten.mean.dim", a)]
         case "aten.cdist.default":
-            x, y = a["x1"], a["x2"]
-            apart = _binary(e, "sub", {"self": unsqueezed(x, x.rank - 1), "other": unsqueezed(y, y.rank - 2)})
+            x, y = (
+                unsqueezed(v, v.rank - at) if isinstance(v, Strided) else Const(v.tensor.unsqueeze(-1 - at))
+                for v, at in ((a["x1"], 1), (a["x2"], 2))
+            )
+            apart = _binary(e, "sub", {"self": x, "other": y})
             return reduced(e, "aten.linalg_vector_norm", apart, [-1], float(a["p"]), keep=False)
         case "aten.gelu.default":
             return e.elementwise("aten.gelu", [a["self"]], [a["approximate"] == "tanh"])
@@ -143,8 +149,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
         case "aten.mm.default" | "aten.bmm.default":
             return matmul(e, a["self"], a["mat2"])
         case "aten.tensordot.default" if isinstance(a["other"], Const) and a["other"].tensor.ndim == 2:
-            (of_self,), (of_other,) = a["dims_self"], a["dims_other"]
-            if of_self % a["self"].rank == a["self"].rank - 1:
+            of_self, of_other = a["dims_self"][0], a["dims_other"][0]
+            if len(a["dims_self"]) == 1 and of_self % a["self"].rank == a["self"].rank - 1:
                 return matmul(e, a["self"], Const(a["other"].tensor.movedim(of_other, 0)))
         case "aten.einsum.default":
             return einsum(e, a["equation"], a["tensors"])
@@ -213,6 +219,8 @@ def _binary(e: Emitter, name: str, a: Arguments) -> Strided:
     elif alpha != 1:
         right = Const(right.tensor * alpha) if isinstance(right, Const) else right * alpha
     op = f"aten.{name}"
+    if name == "div" and isinstance(left, Const):  # torch multiplies a number alone by the reciprocal
+        return e.elementwise(op, [Const(left.tensor.float()), right])
     if isinstance(right, Strided | Const) and isinstance(left, Strided | Const) and not (is_number(left) or is_number(right)):
         return e.elementwise(op, [left, right])
     if isinstance(left, Strided):

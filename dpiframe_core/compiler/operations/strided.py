@@ -126,6 +126,8 @@ def selected(t: Strided, at: int, index: int) -> Strided:
 def sliced(t: Strided, at: int, start: int, size: int, step: int = 1) -> Strided | None:
     """t[.., start : .. : step, ..] with `size` elements; None if the dimension must be copied first."""
     dim = merged(_row_dim(t, at, "a slice"))
+    if size < 1:
+        raise Refused("got a slice of nothing, expected at least one element")
     if len(dim) > 1:
         return None
     stride = dim[0].stride if dim else 0

@@ -127,6 +127,7 @@ STEPS = {
     "maximum of a dimension": lambda m, v: v.max(1)[0] + v.min(1).values + v.max(2, keepdim=True)[0][:, 0],
     "convolution of width 1": lambda m, v: F.conv1d(v, m.w[:3, :4, None], m.b[:3]),
     "reductions": lambda m, v: v.mean(1) + v.var(1) + v.std(1, correction=0) + v.logsumexp(1) + v.amin(1) + v.norm(dim=1),
+    "norm and outer": lambda m, v: torch.linalg.norm(v, dim=2, keepdim=True) * v + torch.outer(v[:, 0, 0], m.b)[:, None],
     "normalise": lambda m, v: F.normalize(v, dim=2) * F.normalize(v, p=1, dim=1),
     "softmaxes": lambda m, v: v.softmax(1) + v.log_softmax(2) + v.cumsum(1),
     "layer norm": lambda m, v: m.norm(v) + F.layer_norm(v, (4, 8)),

@@ -1,0 +1,86 @@
+"""Truth values stay truths, and a number made of them is one, on other rows than those that a module was compiled with."""
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from dpiframe_core.errors import InputError
+from tests.backends import BACKENDS
+from tests.dpiframe_core.compiler.operations.lowered import Lowered
+
+TABLE = torch.arange(6.0).view(2, 3)
+
+
+def truths(x):
+    return x[..., 0] > 0
+
+
+def attended(x, mask):
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=mask.unsqueeze(1).expand(-1, 4, -1))
+
+
+# x[n, 4, 3] -> what torch gives for it
+OF_TRUTHS = {
+    "a mask": lambda x: attended(x, truths(x)),
+    "a mask as numbers, which are added": lambda x: attended(x, truths(x).to(x.dtype)),
+    "a mask from a maximum": lambda x: attended(x, torch.stack([truths(x), x[..., 1] > 0], 2).max(2)[0]),
+    "a mask in order": lambda x: attended(x, (x[..., 0] > -9) & truths(x).sort(1, descending=True)[0]),
+    "a sum, which is their or": lambda x: truths(x)[:, 1:] + truths(x)[:, :-1],
+    "a sum to a truth": lambda x: torch.sum(truths(x), 1, dtype=torch.bool),
+    "a count": lambda x: truths(x).sum(1) + truths(x).long().cumsum(1)[:, -1],
+    "with a constant": lambda x: (truths(x) & True) ^ ((x[..., 1] > 0) | False),
+    "equal to one": lambda x: truths(x) == True,  # noqa: E712
+    "chosen": lambda x: torch.where(x[..., 1] > 0, truths(x), False) | truths(x).masked_fill(x[..., 2] > 0, True),
+    "a position in a table": lambda x: TABLE[truths(x).long()],
+    "a class": lambda x: F.one_hot(truths(x).long(), 2),
+}
+# A tensor without dimensions is divided by, a number is not: it is multiplied by the reciprocal.
+QUOTIENTS = {
+    "of a tensor": lambda x: (torch.tensor(82.0).to(x.dtype) / x).floor(),
+    "of a number": lambda x: (82.0 / x).floor(),
+}
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("name", OF_TRUTHS)
+def test_truths_are_as_torch_has_them(name, device):
+    x = torch.randn(40, 4, 3, generator=torch.Generator().manual_seed(5))
+    x[0, :, 0] = 1
+    x[1, 1:, 0] = -1
+    want = OF_TRUTHS[name](x)
+    torch.testing.assert_close(Lowered(OF_TRUTHS[name], 4, 3)(x, device), want.float(), rtol=0, atol=1e-6, equal_nan=True)
+    assert want.float().nan_to_num().std() > 0
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_a_quotient_is_rounded_as_torch_rounds_it(name):
+    x = torch.arange(1.0, 121).view(10, 4, 3)
+    assert torch.equal(Lowered(QUOTIENTS[name], 4, 3)(x), QUOTIENTS[name](x))
+
+
+@pytest.mark.parametrize(
+    ("function", "fault"),
+    [
+        (lambda x: truths(x).sum(1) & torch.tensor(1), "got aten.__and__.Tensor of integers, expected truth values"),
+        (lambda x: ~x.long(), "got aten.bitwise_not.default of integers, expected truth values"),
+        (lambda x: x.sum(1, dtype=torch.int64), "expected a cast ahead of it"),
+        (lambda x: torch.cat([x[:, :0], x], 1), "got a slice of nothing, expected at least one element"),
+        (lambda x: torch.tensordot(x, TABLE.new_ones(4, 3), 2), "got aten.tensordot.default, expected an operation"),
+    ],
+)
+def test_what_would_be_another_number_is_refused(function, fault):
+    with pytest.raises(InputError, match=fault):
+        Lowered(function, 4, 3)
+
+
+def test_numbers_and_positions_that_tensors_hold_are_those_numbers():
+    number, at = torch.tensor(0.3), torch.tensor(2)
+
+    def function(x):
+        y = x.clone()
+        y[:, 1] = x[:, 0] * number.item()
+        y[:, 3] = 0.7
+        return y + F.leaky_relu(x, number.item()) + x[:, at.item()].unsqueeze(1) + torch.full_like(x, number.item())
+
+    x = torch.randn(7, 4, 3, generator=torch.Generator().manual_seed(6))
+    torch.testing.assert_close(Lowered(function, 4, 3)(x), function(x), rtol=0, atol=1e-6)
