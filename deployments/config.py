@@ -86,6 +86,12 @@ class DeploymentConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _a_cpu_has_the_precision(self) -> Self:
+        if self.device == "cpu" and self.precision in ("tf32", "fp8"):
+            raise ValueError(f"precision: got {self.precision!r} for device 'cpu', expected fp32 or bf16")
+        return self
+
+    @model_validator(mode="after")
     def _one_way_to_count_replicas(self) -> Self:
         if self.autoscaling is not None and "replicas" in self.model_fields_set:
             raise ValueError("replicas: got both a number and autoscaling, expected one of the two")

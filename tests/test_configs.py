@@ -71,6 +71,7 @@ def test_values_of_a_file_arrive_and_the_rest_are_defaults() -> None:
         ("access: {open: 'yes'}", "access.open: got 'yes', expected a valid boolean"),
         ("access: {token: t}", "access.token: got an unknown key, expected one of open, tokens"),
         ("limits: {max_body_s: 0}", "limits.max_body_s: got 0, expected greater than 0"),
+        ("device: cpu\nprecision: tf32", "precision: got 'tf32' for device 'cpu', expected fp32 or bf16"),
         ("device: tpu", "device: got 'tpu', expected 'auto', 'cpu' or 'cuda'"),
         ("drain_s: .inf", "drain_s: got inf, expected a finite number"),
         ("drain_s: 0", "drain_s: got 0, expected greater than or equal to 1"),

@@ -266,7 +266,9 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/access": "the file of tokens can be read, and bundles are in their folder",
         "deployments/lifecycle": "bundles have manifests, and names that differ",
         "deployments/tls": "a certificate has its key",
+        "deployments/host_sockets": "the group of a socket's file is one of this host",
         "dpiframe_core/bundle": "what a manifest is called",
+        "dpiframe_core/embedding": "what a placement is called",
     },
     "deployments/serve": {
         "deployments/tls": "the launcher ends TLS before the service",

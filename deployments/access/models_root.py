@@ -19,7 +19,7 @@ def check_models_root(config: DeploymentConfig) -> None:
 
 
 def check_below(models_root: str | None, path: str, tables: TablesHome | None, where: str) -> None:
-    """The same of one bundle, which the message calls `where`."""
+    """The same of one bundle, which the message calls `where`, "" for one whose keys stand alone."""
     if models_root is None:
         return
     root = Path(models_root).resolve()
@@ -27,7 +27,9 @@ def check_below(models_root: str | None, path: str, tables: TablesHome | None, w
         for each in _with_links(Path(place)) if place else ():
             if not each.resolve().is_relative_to(root):
                 got = f"{str(each)!r}, which is {str(each.resolve())!r}"
-                raise ConfigError(f"{where}.{key}: got {got}, expected a place below models_root {str(root)!r}")
+                raise ConfigError(
+                    f"{f'{where}.{key}'.removeprefix('.')}: got {got}, expected a place below models_root {str(root)!r}"
+                )
 
 
 def _with_links(place: Path) -> Iterator[Path]:

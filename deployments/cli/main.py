@@ -134,13 +134,17 @@ def demo(
 @app.command()
 def inspect(
     bundle: BundlePath,
-    plot: Annotated[Path | None, typer.Option(help="Also draw the plan into this PNG file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the plan into this PNG, SVG or PDF file.")] = None,
 ) -> None:
     """Print a bundle's features, tables, graph, and its plan level by level."""
     with one_line_errors():
         from dpiframe_core.bundle.bundle import read_bundle
         from dpiframe_core.describe.inspect import describe
 
+        if plot is not None:
+            from deployments.offline.output_file import check_outfile
+
+            check_outfile("--plot", plot, ".png", ".svg", ".pdf")
         read = read_bundle(bundle)
         stdout.print(describe(read), markup=False, soft_wrap=True)
         if plot is not None:

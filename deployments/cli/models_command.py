@@ -128,12 +128,13 @@ def _ask(url: str, method: str, path: str, body: dict[str, Any] | None = None, t
 
 
 def _show(state: dict[str, Any]) -> None:
-    parts = {state["live"]: "live", state["previous"]: "before", state["shadow"]: "shadow"}
+    parts = [(state["live"], "live"), (state["previous"], "before"), (state["shadow"], "shadow")]
     if (canary := state["canary"]) is not None:
-        parts[canary["version"]] = f"canary {canary['percent']:g} %" + (f" by {canary['by']}" if canary["by"] else "")
+        parts.append((canary["version"], f"canary {canary['percent']:g} %" + (f" by {canary['by']}" if canary["by"] else "")))
     for release in state["versions"]:
         version = release["version"]
-        line = f"{state['model']} {version:<12} {parts.get(version, 'loaded'):<16} {release['path']}"
+        part = ", ".join(part for of, part in parts if of == version) or "loaded"
+        line = f"{state['model']} {version:<12} {part:<16} {release['path']}"
         stdout.print(line, markup=False, soft_wrap=True)
     behind = [replica["id"] for replica in state["replicas"] if not replica["current"]]
     for replica in state["replicas"]:

@@ -3,14 +3,15 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from deployments.client.call import ClientError
     from deployments.client.client import AsyncClient, Client
 
-__all__ = ["AsyncClient", "Client"]
+__all__ = ["AsyncClient", "Client", "ClientError"]
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        from deployments.client import client
+        from deployments.client import call, client
 
-        return getattr(client, name)
+        return getattr(call if name == "ClientError" else client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

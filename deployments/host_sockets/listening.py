@@ -61,7 +61,7 @@ class SocketFile:
                 listening.bind(self.path)
                 os.chmod(self.path, 0o600)  # nobody can connect before it listens
                 if self.group is not None:
-                    os.chown(self.path, -1, _group_id(self.group))
+                    os.chown(self.path, -1, group_id(self.group))
                     os.chmod(self.path, 0o660)
                 listening.listen(_BACKLOG)
         except BaseException:
@@ -114,7 +114,7 @@ def _locked(path: str) -> Iterator[None]:
         os.close(folder)
 
 
-def _group_id(name: str) -> int:
+def group_id(name: str) -> int:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:

@@ -164,7 +164,7 @@ def _release(root: str | None, model: str, version: str, path: str, tables: Tabl
     except InputError as error:
         raise error.at(error.where.removeprefix("ModelRef.")) from None
     try:
-        check_below(root, ref.path, ref.tables, "body")
+        check_below(root, ref.path, ref.tables, "")
         return Release.of(ref)
     except (BundleError, ConfigError) as error:
         raise LoadFailed(str(error)) from None

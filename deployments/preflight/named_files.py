@@ -11,11 +11,13 @@ from pathlib import Path
 from deployments.access.models_root import check_below
 from deployments.access.tokens import read_tokens
 from deployments.config import DeploymentConfig
+from deployments.host_sockets.listening import group_id
 from deployments.lifecycle.desired import desired_of
 from deployments.lifecycle.release import Release
 from deployments.lifecycle.state_file import StateFile
 from deployments.tls.front import check_certificate
 from dpiframe_core.bundle.manifest import MANIFEST_FILE
+from dpiframe_core.embedding.placement_file import PLACEMENT_FILE
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
 
@@ -47,6 +49,10 @@ def faults_of_files(config: DeploymentConfig) -> list[str]:
         look("access.tokens", partial(read_tokens, config.access.tokens))
     if config.http.tls is not None:
         look("http.tls", partial(check_certificate, config.http.tls))
+    if config.http.direct_socket is not None:
+        look("http.direct_socket", partial(_check_written, Path(config.http.direct_socket).parent))
+    if config.http.direct_socket_group is not None:
+        look("http.direct_socket_group", partial(group_id, config.http.direct_socket_group))
     if config.score_log is not None:
         look("score_log.folder", partial(_check_written, Path(config.score_log.folder), made=True))
     if config.models_state is not None:
@@ -61,6 +67,10 @@ def _check_bundle(config: DeploymentConfig, i: int) -> None:
         rule = f"the directory of a model bundle (no {MANIFEST_FILE} in it)"
         raise ConfigError(f"models.{i}.path: got {ref.path!r}, expected {rule}")
     check_below(config.models_root, ref.path, ref.tables, f"models.{i}")
+    placement = ref.tables and ref.tables.placement
+    if placement and not (Path(placement) / PLACEMENT_FILE).is_file():
+        rule = f"a directory that dpiframe plan wrote (no {PLACEMENT_FILE} in it)"
+        raise ConfigError(f"models.{i}.tables.placement: got {placement!r}, expected {rule}")
     Release.of(ref)
 
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import select
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ FASTER = {
 }
 _LOOPBACK = "127.0.0.2"  # Ray swaps 127.0.0.1 for the host's outer address; this one it leaves alone
 _OBJECT_STORE_BYTES = 80 * 2**20  # requests never touch it; Ray refuses less than 75 MiB
+_ANSWER_S = 10.0
 _DELETE_S = 15.0  # beyond the time that an engine has to end
 _VITAL = ("gcs_server", "raylet")
 _MESSAGE_ROOM = 65_536  # bytes of a gRPC message beside its tensors
@@ -235,6 +237,17 @@ def _state_folder() -> Iterator[Path]:
                 shutil.rmtree(state, ignore_errors=True)
 
 
+def _require_listener(address: str) -> None:
+    """Raises LaunchError if nobody listens at HOST:PORT: Ray itself would ask for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in address:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except OSError as error:
+        raise LaunchError(f"address: got {address!r} ({error}), expected a Ray cluster to join", logs_help=False) from None
+
+
 @contextlib.contextmanager
 def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> Iterator[None]:
     """A cluster that runs already, joined for the block; the application is deleted after it.
@@ -244,6 +257,7 @@ def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> It
     """
     os.environ.update(dict.fromkeys(FLAGS, "1"))
     report(f"Joining the Ray cluster at {address}")
+    _require_listener(address)
     with interrupts_deferred():
         import ray
     try:

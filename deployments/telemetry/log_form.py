@@ -7,14 +7,21 @@ below its level they are lost. Hence `sys.__stderr__`, which Ray has made the fi
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 _OURS = ("deployments", "dpiframe_core")
 _NAME = "dpiframe"  # tells our handler from one that somebody else puts there
 
 
-class TextForm(logging.Formatter):
+class _Form(logging.Formatter):
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """The traceback; logging's own goes by `print`, in whose place Serve puts something else."""
+        return "".join(traceback.format_exception(*ei)).rstrip("\n")
+
+
+class TextForm(_Form):
     """A record as a line, and what follows its first line, such as a traceback, each line after a bar: text of a client in an
     exception's message cannot look like a record, nor reach a terminal as its commands: control characters are escaped.
     """
@@ -26,7 +33,7 @@ class TextForm(logging.Formatter):
         return "\n  | ".join(map(_escaped, super().format(record).split("\n")))
 
 
-class JsonForm(logging.Formatter):
+class JsonForm(_Form):
     """A record as one line of ASCII: whatever a client sends, no part of it can begin another line or steer a terminal.
 
     Keys: time (UTC, RFC 3339), level, logger, message; request_id if the record has one; error, the traceback if there is one.

@@ -19,14 +19,19 @@ class RowCopies:
         groups: of each table of each group its rows, [rows, dim], and its slots, [slots, dim] of the same dtype.
 
     Raises:
-        ValueError: the tables of a group have not the same numbers of rows and slots, or one is not contiguous.
+        ValueError: the tables of a group have not equally many rows, or fewer slots than the first, or are not contiguous.
     """
 
     def __init__(self, groups: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]]) -> None:
         for number, group in enumerate(groups):
-            sizes = {(len(rows), len(slots)) for rows, slots in group}
+            rows, slots = ({len(pair[i]) for pair in group} for i in (0, 1))
             alike = all(r.shape[1:] == s.shape[1:] and r.dtype == s.dtype for r, s in group)
-            if len(sizes) != 1 or not alike or not all(t.is_contiguous() for pair in group for t in pair):
+            if (
+                len(rows) != 1
+                or min(slots) < len(group[0][1])
+                or not alike
+                or not all(t.is_contiguous() for pair in group for t in pair)
+            ):
                 shapes = [(tuple(rows.shape), tuple(slots.shape)) for rows, slots in group]
                 raise ValueError(f"group {number}: got {shapes}, expected equally many rows, and slots like them, contiguous")
         self._groups = groups

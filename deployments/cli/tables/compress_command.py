@@ -205,4 +205,4 @@ def _bytes(schema: FeatureSchema) -> int:
 def _rounded_up(value: float) -> float:
     """To two significant digits."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return float(f"{math.ceil(value / unit) * unit:.1e}")
+    return float(f"{math.ceil(round(value / unit, 6)) * unit:.1e}")

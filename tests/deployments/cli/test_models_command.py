@@ -57,6 +57,12 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
+def test_a_version_with_two_parts_is_listed_with_both(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STATE, "shadow", "3")
+    said = CliRunner().invoke(app, ["models", "list", "--url", url])
+    assert "shadow, canary 5 % by user" in said.output
+
+
 @pytest.mark.parametrize(
     ("said", "asked"),
     [

@@ -54,7 +54,7 @@ def test_what_is_wrong_with_one_is_told_in_its_place_and_costs_no_other() -> Non
         assert told[0]["message"] == "requests[1].candidates.site[1]: got 5, expected text or null"
         assert told[0]["where"] == "requests[1].candidates.site[1]"
         assert told[1]["message"] == "requests[2].candidates: got {}, expected at least one feature"
-        assert told[2]["message"].startswith("requests[3].body: got a list of 1 values, expected an object")
+        assert told[2]["message"].startswith("requests[3]: got a list of 1 values, expected an object")
         assert told[4]["message"] == "requests[5].model: got 'none', expected one of ['fake']"
         codes = ["invalid_input", "invalid_input", "invalid_input", "deadline_exceeded", "model_not_found"]
         assert [error["code"] for error in told] == codes

@@ -406,8 +406,8 @@ def test_the_protocol_and_the_documents_know_every_version(replica: Callable[...
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "why"),
     [
-        ("PUT", "/versions/2", {"path": "../x"}, 422, "body.path: got '"),
-        ("PUT", "/versions/2", {"path": "/etc"}, 422, "body.path: got '/etc', which is '/etc', expected a place below"),
+        ("PUT", "/versions/2", {"path": "../x"}, 422, "path: got '"),
+        ("PUT", "/versions/2", {"path": "/etc"}, 422, "path: got '/etc', which is '/etc', expected a place below"),
         ("PUT", "/versions/2", {"path": "nothing"}, 422, "nothing/model.yaml: got no such file, expected one in every bundle"),
         ("PUT", "/versions/2", {}, 422, "path: got nothing, expected the bundle of version 2, which is not loaded"),
         ("PUT", "/versions/2", {"path": 1}, 422, "path: got 1, expected text"),

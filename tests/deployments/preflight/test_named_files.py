@@ -63,6 +63,18 @@ def test_sound_files_have_no_fault(place: Path) -> None:
         ({"access": {"tokens": "none.yaml"}}, "access.tokens: none.yaml: got 'No such file or directory', expected a readable"),
         ({"access": {"tokens": "one.crt"}}, "access.tokens: one.crt: got something else, expected a list of {name: NAME"),
         ({"score_log": {"folder": "one.crt/rows"}}, "score_log.folder: got 'one.crt' (no folder), expected a folder that this"),
+        (
+            {"http": {"direct_socket": "/none/s"}},
+            "http.direct_socket: got '/none' (nothing there), expected a folder that this",
+        ),
+        (
+            {"http": {"direct_socket": "/tmp/s", "direct_socket_group": "no such"}},
+            "http.direct_socket_group: got 'no such', expected a group",
+        ),
+        (
+            {"models": [{"path": "models/a", "tables": {"placement": "none"}}]},
+            "models.0.tables.placement: got 'none', expected a directory that dpiframe plan wrote (no placement.json",
+        ),
         ({"models_state": "none/state.json", "models_root": "models"}, "models_state: got 'none' (nothing there), expected a "),
         ({"models_state": "one.crt", "models_root": "models"}, "models_state: one.crt: got "),
     ],

@@ -256,3 +256,12 @@ def test_haproxy_has_a_replica_once_one_that_is_no_backup_is_up(replicas: list[s
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 1), (4, 2), (16, 2), (64, 8)])
 def test_haproxy_has_a_thread_for_eight_cores_and_one_or_two_at_least(cores: int, threads: int) -> None:
     assert proxy_threads(cores) == threads
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_address_at_which_nobody_listens_is_one_line_at_once(demo_bundle: Path) -> None:
+    with Server(demo_bundle, "--address", f"127.0.0.1:{own_port()}") as server:
+        said, _ = server.process.communicate(timeout=60)
+    assert server.process.returncode == 1
+    assert "Connection refused), expected a Ray cluster to join" in said

@@ -97,7 +97,7 @@ def test_more_memory_and_more_gpus_make_a_lookup_faster(bundle: Bundle) -> None:
 
 def test_what_cannot_be_planned_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     rows = traced(tmp_path / "rows.parquet")
-    with pytest.raises(InputError, match=r"placement: got '.*rows.parquet', expected a path where nothing is yet"):
+    with pytest.raises(InputError, match=r"--out: got '.*rows.parquet', expected a path where nothing is yet"):
         write_plan(bundle.path, 1, 1.0, rows, 1.05, Links(), rows)
     with pytest.raises(InputError, match=r"hbm_bytes: got 10, expected at least 10[0-9]: .* for a row of each of 6 tables"):
         write_plan(bundle.path, 1, 10 / GIB, None, 1.05, Links(), None)
