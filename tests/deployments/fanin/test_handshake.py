@@ -215,7 +215,7 @@ def test_a_message_of_another_kind_or_with_other_descriptors_is_refused() -> Non
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with here, there:
         handshake.send(here, Welcome(), ())
-        with pytest.raises(Unavailable, match="handshake: model: got nothing, expected a value"):
+        with pytest.raises(Unavailable, match="handshake: refused: got '', expected no such key"):
             handshake.receive(there, Hello, 3)
         handshake.send(here, Welcome(), (0,))
         with pytest.raises(Unavailable, match="handshake: got 1 descriptors, expected 2"):
