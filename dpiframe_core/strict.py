@@ -39,16 +39,13 @@ def first_fault(error: ValidationError, *, yaml: bool = False) -> str:
 
     yaml: the file is YAML, which has lists and mappings.
     """
-    faults = sorted(
-        error.errors(include_url=False), key=lambda f: f["type"] != "extra_forbidden"
-    )  # a misspelt key is missed, too
+    # A misspelt key comes first: it is missed, too.
+    faults = sorted(error.errors(include_url=False), key=lambda f: f["type"] != "extra_forbidden")
     fault = faults[0]
     # pydantic tells of a bad item twice: its tuple is "too short" without it.
     more = sum(f["type"] != "too_short" or f["loc"] != fault["loc"][: len(f["loc"])] for f in faults[1:])
-    where = ".".join(
-        str(part) for part in fault["loc"] if not str(part).startswith("literal[")
-    )  # no key, but pydantic's branch
-    where = where and f"{where}: "
+    keys = [str(part) for part in fault["loc"] if not str(part).startswith("literal[")]  # which is pydantic's branch
+    where = ".".join(keys) + ": " if keys else ""
     match fault["type"]:
         case "value_error":  # our own validators, which word the whole rule
             line = fault["msg"].removeprefix("Value error, ")

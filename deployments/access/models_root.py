@@ -15,11 +15,11 @@ def check_models_root(config: DeploymentConfig) -> None:
         ConfigError: one leads out of the folder.
     """
     for i, ref in enumerate(config.models):
-        check_below(config.models_root, ref.path, ref.tables, f"models.{i}")
+        check_below(config.models_root, ref.path, ref.tables, f"models.{i}.")
 
 
-def check_below(models_root: str | None, path: str, tables: TablesHome | None, where: str) -> None:
-    """The same of one bundle, which the message calls `where`, "" for one whose keys stand alone."""
+def check_below(models_root: str | None, path: str, tables: TablesHome | None, before: str) -> None:
+    """The same of one bundle, whose keys the message names behind `before`."""
     if models_root is None:
         return
     root = Path(models_root).resolve()
@@ -27,9 +27,7 @@ def check_below(models_root: str | None, path: str, tables: TablesHome | None, w
         for each in _with_links(Path(place)) if place else ():
             if not each.resolve().is_relative_to(root):
                 got = f"{str(each)!r}, which is {str(each.resolve())!r}"
-                raise ConfigError(
-                    f"{f'{where}.{key}'.removeprefix('.')}: got {got}, expected a place below models_root {str(root)!r}"
-                )
+                raise ConfigError(f"{before}{key}: got {got}, expected a place below models_root {str(root)!r}")
 
 
 def _with_links(place: Path) -> Iterator[Path]:

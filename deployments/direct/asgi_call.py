@@ -29,13 +29,14 @@ class AsgiCall:
         self._gone.set()
 
     async def _called(self, app: Route) -> None:
-        request_id = answers.request_id_of(self._scope["headers"])
+        request_id = None
         try:
             await app(self._scope, self._receive, self._send)
         except Exception:  # what the application could not answer itself, with a trace of its own
+            request_id = answers.request_id_of(self._scope["headers"])
             log.exception("request %s failed", request_id, extra={"request_id": request_id})
         if not self._ended and not self._gone.is_set():
-            self._end(answers.internal_error(request_id), close=True)
+            self._end(answers.internal_error(request_id or answers.request_id_of(self._scope["headers"])), close=True)
 
     async def _receive(self) -> dict[str, Any]:
         if self._body is not None:

@@ -53,7 +53,7 @@ def check_rows(rows: int, most: int) -> None:
 def fault_body(error: Exception, place: int, request_id: str) -> dict[str, object]:
     """In the place of a request's scores: why there are none, and the status that it would have had alone."""
     if isinstance(error, InputError):
-        error = error.at(f"requests[{place}]" + f".{error.where}".removesuffix(".body"))
+        error = error.at(f"requests[{place}]" if error.where == "body" else f"requests[{place}].{error.where}")
     if isinstance(error, DPIFrameError):
         return {"error": {**error_detail(error, request_id), "status": error.status}}
     return {"error": {"code": "internal", "message": internal_message(request_id), "request_id": request_id, "status": 500}}

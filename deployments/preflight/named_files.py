@@ -66,7 +66,7 @@ def _check_bundle(config: DeploymentConfig, i: int) -> None:
     if not (Path(ref.path) / MANIFEST_FILE).is_file():
         rule = f"the directory of a model bundle (no {MANIFEST_FILE} in it)"
         raise ConfigError(f"models.{i}.path: got {ref.path!r}, expected {rule}")
-    check_below(config.models_root, ref.path, ref.tables, f"models.{i}")
+    check_below(config.models_root, ref.path, ref.tables, f"models.{i}.")
     placement = ref.tables and ref.tables.placement
     if placement and not (Path(placement) / PLACEMENT_FILE).is_file():
         rule = f"a directory that dpiframe plan wrote (no {PLACEMENT_FILE} in it)"

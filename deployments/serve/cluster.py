@@ -9,7 +9,6 @@ import os
 import secrets
 import select
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,9 @@ from deployments.serve.host import (
     haproxy_stopped,
     held,
     port_windows,
+    proxy_threads,
     require_free_port,
+    require_listener,
 )
 from deployments.signals import interrupts_deferred, uninterrupted
 from dpiframe_core.errors import ConfigError, DPIFrameError
@@ -46,7 +47,6 @@ FASTER = {
 }
 _LOOPBACK = "127.0.0.2"  # Ray swaps 127.0.0.1 for the host's outer address; this one it leaves alone
 _OBJECT_STORE_BYTES = 80 * 2**20  # requests never touch it; Ray refuses less than 75 MiB
-_ANSWER_S = 10.0
 _DELETE_S = 15.0  # beyond the time that an engine has to end
 _VITAL = ("gcs_server", "raylet")
 _MESSAGE_ROOM = 65_536  # bytes of a gRPC message beside its tensors
@@ -135,11 +135,6 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(state / "token"),
     }
-
-
-def proxy_threads(cores: int) -> int:
-    """Of HAProxy: one for eight cores, and two at least; one alone where a second would take time from the few cores."""
-    return max(1 if cores < 4 else 2, cores // 8)
 
 
 def _start_ray(state: Path, metrics_port: int | None, window: int, **settings: Any) -> int:
@@ -237,27 +232,16 @@ def _state_folder() -> Iterator[Path]:
                 shutil.rmtree(state, ignore_errors=True)
 
 
-def _require_listener(address: str) -> None:
-    """Raises LaunchError if nobody listens at HOST:PORT: Ray itself would ask for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in address:
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
-    except OSError as error:
-        raise LaunchError(f"address: got {address!r} ({error}), expected a Ray cluster to join", logs_help=False) from None
-
-
 @contextlib.contextmanager
 def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> Iterator[None]:
     """A cluster that runs already, joined for the block; the application is deleted after it.
 
     Raises:
-        LaunchError: there is none. ConfigError: a node of it lacks one of `FLAGS`.
+        LaunchError: there is none. ConfigError: nobody listens there, or a node of it lacks one of `FLAGS`.
     """
     os.environ.update(dict.fromkeys(FLAGS, "1"))
     report(f"Joining the Ray cluster at {address}")
-    _require_listener(address)
+    require_listener(address)
     with interrupts_deferred():
         import ray
     try:

@@ -15,6 +15,7 @@ from dpiframe_core.errors import ConfigError
 
 WINDOW = 100
 _STATES, _LOCK = Path("/tmp"), "launcher"
+_ANSWER_S = 10.0
 _PORTS = range(20_000, 32_000)  # below those that the kernel hands out for connections
 
 
@@ -27,6 +28,22 @@ def require_free_port(host: str, port: int, key: str = "http.port") -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(f"{key}: got {port} ({error.strerror}), expected a free port on {host}{hint}") from None
+
+
+def require_listener(address: str) -> None:
+    """Raises ConfigError if nobody listens at HOST:PORT, the address of a cluster: Ray itself would ask for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in address:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"address: got {address!r} ({error}), expected a Ray cluster to join") from None
+
+
+def proxy_threads(cores: int) -> int:
+    """Of HAProxy: one for eight cores, and two at least; one alone where a second would take time from the few cores."""
+    return max(1 if cores < 4 else 2, cores // 8)
 
 
 def free_port_from(wished: int) -> int:

@@ -91,7 +91,7 @@ class IngressReplica(GrpcMethods):
         from dpiframe_core.features.encoder import Encoder
 
         config, (name, version) = self._config, release.key
-        check_below(config.models_root, release.path, release.tables, release.label)
+        check_below(config.models_root, release.path, release.tables, f"{release.label}.")
         read = await asyncio.to_thread(read_encoding, release.path)
         release.check_fingerprint(read.fingerprint)
         manifest = read.manifest

@@ -52,7 +52,7 @@ class LoadedModels:
             BundleError, InputError, Unavailable: as `read_bundle`, `require_room` and `warm_engine`; or the directory holds
                 another bundle by now. ConfigError: it leaves `models_root`.
         """
-        check_below(self._config.models_root, release.path, release.tables, release.label)
+        check_below(self._config.models_root, release.path, release.tables, f"{release.label}.")
         # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
         engine, report = await asyncio.to_thread(self._warm, release)
         self._working_bytes = max(self._working_bytes, report.buffer_bytes + report.captured_bytes)

@@ -193,8 +193,6 @@ class Lowering:
         name = next((v.name for v in a.values() if isinstance(v, Const)), None) if target in SAME else None
         if isinstance(made, list | tuple):
             return [Const(m) for m in made]
-        if not isinstance(made, torch.Tensor):  # of `item`
-            return made
         return Const(made, name, batch)
 
 

@@ -50,8 +50,7 @@ def write_placement(path: str | os.PathLike[str], placement: Placement) -> None:
         InputError: something lies there already, or nothing may be written.
     """
     root = Path(path).absolute()
-    if root.exists() or root.is_symlink():
-        raise InputError("placement", str(root), "a path where nothing is yet")
+    check_free(root, "placement")
     tables = tuple(
         _Table(table=t.table, rows=t.rows, hot=t.hot, warm=t.warm, in_files=t.in_files, ranked=t.table in placement.ranks)
         for t in placement.tables
@@ -69,6 +68,12 @@ def write_placement(path: str | os.PathLike[str], placement: Placement) -> None:
         raise InputError("placement", str(root), f"a path that may be written ({error.strerror})") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def check_free(path: Path, where: str) -> None:
+    """Raises InputError, about `where`, if something lies at the path where a placement is to be written."""
+    if path.exists() or path.is_symlink():
+        raise InputError(where, str(path), "a path where nothing is yet")
 
 
 def read_placement(path: str | os.PathLike[str], schema: FeatureSchema) -> Placement:

@@ -47,8 +47,8 @@ class RowsAhead:
     def __init__(self, spares: Sequence[Spare], layout: BlockLayout, source: RowSource, near: int = 0) -> None:
         self._lock = threading.Lock()
         self.spares, self._source = tuple(spares), source
-        self._rows = SlotRows(self.spares, source)
         self._slots = RowSlots([s.group.rows for s in spares], [s.slots for s in spares], near)
+        self._rows = SlotRows(self.spares, source, self._slots)
         self._asked: deque[Ints] | None = None
         self._found = np.zeros(3, np.int64)  # promoted, memory, file
         self.near = NearRows(self._lock, self._slots)

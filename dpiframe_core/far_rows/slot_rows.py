@@ -5,23 +5,22 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dpiframe_core.far_rows.row_slots import Ints
+from dpiframe_core.far_rows.row_slots import Ints, RowSlots
 from dpiframe_core.far_rows.row_source import RowSource, Wanted
 from dpiframe_core.far_rows.spare import Spare
-from kernels.copies.row_copies import RowCopies
+from kernels.copies.row_copies import RowCopies, row_copies
 
 
 class SlotRows:
-    """Keys of rows and numbers of slots are those of `RowSlots`, which has the same spares. Any thread may fill slots."""
+    """Keys of rows and numbers of slots are those of `numbers`, made for the same spares. Any thread may fill slots."""
 
-    def __init__(self, spares: Sequence[Spare], source: RowSource) -> None:
+    def __init__(self, spares: Sequence[Spare], source: RowSource, numbers: RowSlots) -> None:
         self._spares, self._source = spares, source
-        self._first_keys = np.cumsum([0, *(s.group.rows for s in spares)])
-        self._first_slots = np.cumsum([0, *(s.slots for s in spares)])
+        self._first_keys, self._first_slots = numbers.first_keys, numbers.first_slots
         self._copies: RowCopies | None = None
         if (mapped := source.mapped) is not None:
             groups = [[(mapped[t], to) for t, to in zip(s.group.tables, s.rows, strict=True)] for s in spares]
-            self._copies = RowCopies(groups)
+            self._copies = row_copies(groups)
 
     def fill(self, keys: Ints, slots: Ints) -> None:
         """Has the rows of these keys, which ascend, lie in these slots; all are one of the source's parts.

@@ -1,5 +1,6 @@
 """Rows of many tables copied into slots by one call, which does not hold Python's lock while it waits for pages."""
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from kernels.runtime.c_build import cpu_library
 
 Ints = npt.NDArray[np.int64]
+Groups = Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]]
 
 
 class RowCopies:
@@ -22,7 +24,7 @@ class RowCopies:
         ValueError: the tables of a group have not equally many rows, or fewer slots than the first, or are not contiguous.
     """
 
-    def __init__(self, groups: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]]) -> None:
+    def __init__(self, library: ctypes.CDLL, groups: Groups) -> None:
         for number, group in enumerate(groups):
             rows, slots = ({len(pair[i]) for pair in group} for i in (0, 1))
             alike = all(r.shape[1:] == s.shape[1:] and r.dtype == s.dtype for r, s in group)
@@ -34,7 +36,7 @@ class RowCopies:
             ):
                 shapes = [(tuple(rows.shape), tuple(slots.shape)) for rows, slots in group]
                 raise ValueError(f"group {number}: got {shapes}, expected equally many rows, and slots like them, contiguous")
-        self._groups = groups
+        self._library, self._groups = library, groups  # the tensors stay while their addresses are used
         sizes_of = [(len(rows), len(slots), len(group)) for group in groups for rows, slots in group[:1]]
         self._firsts = np.vstack([np.zeros((1, 3), np.int64), np.cumsum(np.array(sizes_of, np.int64).reshape(-1, 3), 0)])
         addresses = [(r.data_ptr(), s.data_ptr(), r.shape[1] * r.itemsize) for group in groups for r, s in group]
@@ -42,14 +44,11 @@ class RowCopies:
 
     def copy(self, keys: Ints, slots: Ints) -> None:
         """int64[k] both: rows of these keys, which ascend and are some tables', to these slots of the same groups."""
-        library = cpu_library()
-        if library is not None:
-            given = np.ascontiguousarray(keys, np.int64), np.ascontiguousarray(slots, np.int64)
-            library.dpi_copy_rows(*(a.ctypes.data for a in (self._firsts, self._addresses, *given)), len(keys))
-            return
-        ends = np.searchsorted(keys, self._firsts[:, 0])
-        for group in np.flatnonzero(ends[1:] > ends[:-1]).tolist():
-            span = slice(ends[group], ends[group + 1])
-            ids, to = (torch.from_numpy(a[span] - self._firsts[group, at]) for at, a in enumerate((keys, slots)))
-            for rows, places in self._groups[group]:
-                places.index_copy_(0, to, rows.index_select(0, ids))
+        given = np.ascontiguousarray(keys, np.int64), np.ascontiguousarray(slots, np.int64)
+        self._library.dpi_copy_rows(*(a.ctypes.data for a in (self._firsts, self._addresses, *given)), len(keys))
+
+
+def row_copies(groups: Groups) -> RowCopies | None:
+    """None where there is no C compiler. Raises as `RowCopies`."""
+    library = cpu_library()
+    return None if library is None else RowCopies(library, groups)

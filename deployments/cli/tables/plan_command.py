@@ -7,7 +7,7 @@ from pathlib import Path
 from dpiframe_core.bundle.encoding_files import Encoding, read_encoding
 from dpiframe_core.embedding.place_rows import place_rows
 from dpiframe_core.embedding.placement import Links, Placement, Tiers, predicted_links, tier_reads, uniform
-from dpiframe_core.embedding.placement_file import write_placement
+from dpiframe_core.embedding.placement_file import check_free, write_placement
 from dpiframe_core.embedding.row_counts import RowCounts, count_rows, zipf_counts
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.encoder import Encoder
@@ -88,8 +88,8 @@ def write_plan(
         InputError: `out` is taken, the trace or a number will not do, or too little memory.
         BundleError: the bundle is faulty.
     """
-    if out is not None and (out.exists() or out.is_symlink()):
-        raise InputError("--out", str(out), "a path where nothing is yet")
+    if out is not None:
+        check_free(out, "--out")
     read = read_encoding(bundle)
     schema = read.manifest.feature_schema
     if trace is None:

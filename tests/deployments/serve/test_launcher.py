@@ -17,8 +17,8 @@ import pytest
 from deployments.config import parse_config
 from deployments.processes import cores
 from deployments.serve import host
-from deployments.serve.cluster import FASTER, FLAGS, LaunchError, proxy_threads, serve_settings
-from deployments.serve.host import WINDOW, free_ports, port_windows
+from deployments.serve.cluster import FASTER, FLAGS, LaunchError, serve_settings
+from deployments.serve.host import WINDOW, free_ports, port_windows, proxy_threads
 from deployments.serve.launcher import _cause, _has_replica
 from dpiframe_core.errors import ConfigError
 from tests import run_guard

@@ -76,7 +76,10 @@ def read_by(block, spare, schema=None):
     return torch.stack([TABLE[i] if i < ROWS else spare.rows[0][i - ROWS] for i in ids.tolist()])
 
 
-def test_ids_of_held_rows_and_padding_stay_and_the_others_lead_to_their_rows():
+@pytest.mark.parametrize("compiler", [True, False])
+def test_ids_of_held_rows_and_padding_stay_and_the_others_lead_to_their_rows(compiler, monkeypatch):
+    if not compiler:
+        monkeypatch.setattr("kernels.copies.row_copies.cpu_library", lambda: None)
     ahead, spare = ahead_of(FileRows([TABLE]))
     block = block_of(3, 399, 100, 99, 399)
     with leased(ahead, [block]) as (ready,):
