@@ -79,7 +79,7 @@ def tiers_gpus(
             group, sets, each, tuple(map(int, poolings.split(","))), torch.cuda.device_count(), failed, seconds=seconds,
             seed=seed,
         ),
-        "load": lambda: loading.run(group, load_folder, int(load_gb * 1e9), tables=8, dim=128, seed=seed),
+        "load": lambda: loading.run(group, load_folder, int(load_gb * 1e9), tables=32, dim=128, seed=seed),
     }  # fmt: skip
     records = _parts(parts.split(","), made, failed)
     if run:

@@ -1,22 +1,22 @@
 """Tables as large as GPUs and host hold together, placed as `dpiframe plan` places them: what a request's lookup takes.
 
-Rows repeat a pattern, so that no memory but where they lie has to hold them: 2^20 different rows, each table's from another on.
-Where the host's memory is not to hold the rest, those read least are in files, as the plan has them. There are no such files: a
-row of them is made when it is asked for. So no disk has to hold them, and none is measured.
+Rows repeat those of one file in memory (`repeated`), so that no memory but where they lie has to hold them. Where the host's
+memory is not to hold the rest, those read least are in files, as the plan has them: they are read from that file, as from any
+that lies in the kernel's page cache.
 """
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import cast
 
-import numpy as np
 import torch
 
 from benchmarks.gpus import one_sided
 from benchmarks.gpus.group import Group
 from benchmarks.gpus.loading import stages
 from benchmarks.gpus.one_sided import DTYPE, bags, compiled, held, lookup_over, measured
+from benchmarks.gpus.repeated import repeated
 from benchmarks.records.record import Record, record
 from benchmarks.timing import Times, times_of
 from benchmarks.workloads.blocks import drawn_blocks
@@ -26,55 +26,14 @@ from dpiframe_core.embedding.row_counts import zipf_counts
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.staging import Staging
 from dpiframe_core.far_rows.lease import leased
-from dpiframe_core.far_rows.row_source import FileRows, Wanted
+from dpiframe_core.far_rows.row_source import FileRows
 from dpiframe_core.features.row_block import RowBlock
 from kernels.dense.linear import padded
 from kernels.lookup.embedding import DeviceLookup
 from kernels.runtime.state import STATE_WORDS, StateWord
 
-_PATTERN = 1 << 20  # rows
-_COPIED = 64 << 20  # bytes of rows that the store copies at once
 _BATCHES = 8
 _NEW = 64  # blocks, of rows in files
-
-
-class Repeats:
-    """Rows of such tables in the place of files."""
-
-    mapped = None
-
-    def __init__(self, tables: Sequence[torch.Tensor]) -> None:
-        self._tables, self.parts = tables, FileRows(()).parts
-
-    def read(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
-        return [self._tables[table][torch.from_numpy(ids)] for table, ids in wanted]
-
-    def close(self) -> None:
-        """They are nobody's."""
-
-
-class Repeated:
-    """In the place of a table [rows, dim] in host memory, as far as the store reads one: rows [a, b) of it, and single ones."""
-
-    def __init__(self, rows: int, pattern: torch.Tensor, shift: int) -> None:
-        self.shape, self.dtype, self._pattern, self._shift = (rows, pattern.shape[1]), pattern.dtype, pattern, shift
-
-    def element_size(self) -> int:
-        return self._pattern.element_size()
-
-    def __getitem__(self, at: slice | torch.Tensor) -> torch.Tensor:
-        if isinstance(at, torch.Tensor):
-            return self._pattern[(at + self._shift) % _PATTERN]
-        begin = (at.start + self._shift) % _PATTERN
-        return self._pattern[begin : begin + at.stop - at.start]
-
-
-def repeated(names: Sequence[str], rows: int, dim: int, seed: int) -> dict[str, torch.Tensor]:
-    """float16 tables; the pattern goes on as far as is copied at once."""
-    values = np.random.default_rng(seed).standard_normal((_PATTERN, dim), np.float32)
-    pattern = torch.from_numpy(values).half()
-    pattern = torch.cat([pattern, pattern[: _COPIED // (2 * dim)]])
-    return {name: cast(torch.Tensor, Repeated(rows, pattern, 7919 * i)) for i, name in enumerate(names)}
 
 
 def run(
@@ -98,7 +57,6 @@ def run(
     """
     rows = total_bytes // (tables * dim * 2)
     own = bags(tables, rows, dim, 1)
-    values = repeated([t.name for t in own.schema.tables], rows, dim, seed)
     begin = time.perf_counter()
     counts = zipf_counts(own.schema, zipf)
     placement = place_rows(own.schema, counts, group.size, hbm_bytes, links, host_bytes)
@@ -110,9 +68,13 @@ def run(
             "hbm_mib": hbm_bytes >> 20, "times_hbm": round(total_bytes / hbm_bytes, 3)}  # fmt: skip
     in_files = sum(p.in_files for p in placement.tables) * 2 * dim
     cell |= {"files_mib": in_files >> 20} if in_files else {}
-    source = Repeats([*values.values()]) if in_files else None
-    with stages() as spent, held(group, own.schema, values, placement, source) as store:
-        ready = group.most(time.perf_counter() - planned)
+    with ExitStack() as stack:
+        values = stack.enter_context(repeated([t.name for t in own.schema.tables], rows, dim, seed))
+        source = FileRows([*values.values()]) if in_files else None
+        spent = stack.enter_context(stages())
+        mapped = time.perf_counter()
+        store = stack.enter_context(held(group, own.schema, values, placement, source))
+        ready = group.most(time.perf_counter() - mapped)
         lookup = lookup_over(store, own.plan)
         compiled(group, [lookup], batches, pinned=True)
         sizes = {"device_bytes": store.bytes_used, "host_bytes": store.host_bytes, "all_rows": rows * tables,

@@ -77,10 +77,9 @@ def sharded(own: Bags, values: Tables, gpus: int, device: torch.device) -> Calla
     part = -(-rows // gpus)
     parts = [min(part, rows - i * part) for i in range(gpus)]
     kind = device.type
-    where = [f"{kind}:{i}" for i in range(gpus)] if kind == "cuda" else ["cpu"] * gpus
     sharder = QuantEmbeddingBagCollectionSharder(fused_params={FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS: True})
     plan = construct_module_sharding_plan(
-        whole, {t: row_wise((parts, where)) for t in names}, sharder=sharder, local_size=gpus, world_size=gpus, device_type=kind
+        whole, {t: row_wise((parts, kind)) for t in names}, sharder=sharder, local_size=gpus, world_size=gpus, device_type=kind
     )
     # Its state dict by rows takes quantised tables alone, and we fill them without it.
     with mock.patch.object(ShardedQuantEmbeddingBagCollection, "_initialize_torch_state"):

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpus import collective, grid, large, loading, one_sided, places
+from benchmarks.gpus import collective, grid, large, loading, one_sided, places, repeated
 from benchmarks.gpus.group import Group
 from dpiframe_core.embedding import shards, tiers
 from dpiframe_core.embedding.placement import Links
@@ -112,7 +113,7 @@ def emulated(monkeypatch, run_folder, tmp_path):
     monkeypatch.setattr(one_sided, "compiled", lambda *_, **__: None)
     for part in (grid, places, large):
         monkeypatch.setattr(part, "compiled", lambda *_, **__: None)
-    monkeypatch.setattr(large, "_PATTERN", 8192)
+    monkeypatch.setattr(repeated, "PATTERN", 8192)
 
 
 def test_the_grid_has_a_record_of_each_system_and_cell_whose_values_are_right(emulated):
@@ -135,6 +136,15 @@ def test_three_placements_are_measured_and_the_plan_reads_the_host_no_more_than_
     replicated, partitioned, ours = (r["reads"] for r in found[3:])
     assert ours["cold"] < replicated["cold"]
     assert ours["cold"] == pytest.approx(partitioned["cold"], abs=0.2)
+
+
+def test_tables_that_repeat_a_file_are_as_long_as_wished_and_begin_elsewhere_in_it(monkeypatch):
+    monkeypatch.setattr(repeated, "PATTERN", 8192)
+    with repeated.repeated("ab", 20_000, 32, seed=3) as tables:
+        want = np.random.default_rng(3).standard_normal((8192, 32), np.float32).astype(np.float16)
+        begin = 7919 * 4096 // 64 % 8192
+        assert (tables["a"].numpy() == want[np.arange(20_000) % 8192]).all()
+        assert (tables["b"].numpy() == want[(np.arange(20_000) + begin) % 8192]).all()
 
 
 def test_tables_of_a_repeated_pattern_are_looked_up(emulated):

@@ -253,8 +253,8 @@ def test_haproxy_has_a_replica_once_one_that_is_no_backup_is_up(replicas: list[s
     assert _has_replica("\n".join(["# pxname,svname,status,act,bck,type", *servers, *rest])) is has_one
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 1), (4, 2), (16, 2), (64, 8)])
-def test_haproxy_has_a_thread_for_eight_cores_and_one_or_two_at_least(cores: int, threads: int) -> None:
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 1), (4, 2), (7, 2), (8, 3), (16, 6), (64, 24)])
+def test_haproxy_has_three_threads_for_eight_cores_and_one_or_two_at_least(cores: int, threads: int) -> None:
     assert proxy_threads(cores) == threads
 
 
