@@ -23,6 +23,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def proxy_threads() -> int:
+    """Of a HAProxy on these cores: three for eight, as a binary request takes it about as long as it takes an ingress and the
+    engine together; two at least, and one alone where a second would take time from the few cores."""
+    here = cores()
+    return max(1 if here < 4 else 2, here * 3 // 8)
+
+
 @contextlib.contextmanager
 def killed_after(state: Path, patience_s: float = _RAY_STOP_S) -> Iterator[None]:
     """Kills the processes of `state` at the end of the block, and within it once it has lasted `patience_s`.

@@ -88,6 +88,15 @@ def stalls(results: Results) -> list[str]:
     return table(head, rows, 4)
 
 
+def undisturbed(results: Results) -> list[str]:
+    """Offered loads with nothing beside them: the turn with the middle p99."""
+    rows, found = [], results.of("stalls", beside="as it is")
+    for r in sorted(found, key=lambda r: (r["cell"]["way"], r["cell"]["offered"])):
+        cell, times = r["cell"], [f"{r[key] / 1e3:.1f}" for key in ("p50_us", "p99_us", "p999_us")]
+        rows.append([cell["way"], f"{cell['offered']:.0%}", f"{r['requests_per_s']:,.0f}", *times])
+    return table(["way", "of the highest rate", "requests/s", "p50 ms", "p99 ms", "p99.9 ms"], rows, 2)
+
+
 def beside(results: Results) -> list[str]:
     """p99 in milliseconds by what goes on beside the load, and by way and share of the highest rate."""
     found = {(r["cell"]["way"], r["cell"]["offered"], r["cell"]["beside"]): r["p99_us"] / 1e3 for r in results.of("stalls")}

@@ -21,7 +21,7 @@ from deployments.host_sockets.listening import SocketFile
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.preflight.named_files import require_files
 from deployments.private_ray import idle_processes_left_out, undisturbed_init
-from deployments.processes import cores, killed_after, processes_of
+from deployments.processes import cores, killed_after, processes_of, proxy_threads
 from deployments.serve.host import (
     WINDOW,
     end_leftovers,
@@ -29,7 +29,6 @@ from deployments.serve.host import (
     haproxy_stopped,
     held,
     port_windows,
-    proxy_threads,
     require_free_port,
     require_listener,
 )
@@ -93,7 +92,7 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
     proxy = state / "haproxy"
     ours = {  # unless the user has his own
         **FASTER,
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(proxy_threads(cores())),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(proxy_threads()),
         # libgomp spins between parallel regions; with HTTP on the same cores a region then waits for a whole time slice.
         "GOMP_SPINCOUNT": "10000",
         "RAY_preload_python_modules": "deployments.without_pandas",

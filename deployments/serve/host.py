@@ -41,12 +41,6 @@ def require_listener(address: str) -> None:
         raise ConfigError(f"address: got {address!r} ({error}), expected a Ray cluster to join") from None
 
 
-def proxy_threads(cores: int) -> int:
-    """Of HAProxy: three for eight cores, as a binary request takes it about as long as it takes an ingress and the engine
-    together; two at least, and one alone where a second would take time from the few cores."""
-    return max(1 if cores < 4 else 2, cores * 3 // 8)
-
-
 def free_port_from(wished: int) -> int:
     """`wished` if nobody listens there on loopback, else some free port."""
     try:

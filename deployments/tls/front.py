@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deployments.config import DeploymentConfig
 from deployments.config_clients import Tls
-from deployments.processes import cores
+from deployments.processes import proxy_threads
 from deployments.signals import uninterrupted
 from deployments.tls.haproxy_file import haproxy_file
 from dpiframe_core.errors import ConfigError
@@ -84,7 +84,7 @@ class TlsFront:
         self._folder, self._pem = folder, folder / "certificate.pem"
         self._seen = self._look()
         self._write_certificate()
-        grpc, threads = None if config.grpc is None else config.grpc.port, max(2, cores() // 8)
+        grpc, threads = None if config.grpc is None else config.grpc.port, proxy_threads()
         text = haproxy_file(tls, folder, self._pem, config.http.port, grpc, threads, config.drain_s)
         (folder / "haproxy.cfg").write_text(text)
         self._command = [get_haproxy_binary(), "-db", "-f", str(folder / "haproxy.cfg")]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from deployments.processes import end_without_raylet, killed_after, processes_of
+from deployments.processes import end_without_raylet, killed_after, processes_of, proxy_threads
 from deployments.serve import cluster
 
 
@@ -113,3 +113,9 @@ def test_a_process_that_no_raylet_has_started_watches_nobody():
     before = {*threading.enumerate()}  # of which some may just end
     end_without_raylet()
     assert {*threading.enumerate()} <= before
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 1), (4, 2), (7, 2), (8, 3), (16, 6), (64, 24)])
+def test_haproxy_has_three_threads_for_eight_cores_and_one_or_two_at_least(monkeypatch, cores: int, threads: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert proxy_threads() == threads

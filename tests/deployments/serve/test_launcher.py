@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from deployments.config import parse_config
-from deployments.processes import cores
+from deployments.processes import proxy_threads
 from deployments.serve import host
 from deployments.serve.cluster import FASTER, FLAGS, LaunchError, serve_settings
-from deployments.serve.host import WINDOW, free_ports, port_windows, proxy_threads
+from deployments.serve.host import WINDOW, free_ports, port_windows
 from deployments.serve.launcher import _cause, _has_replica
 from dpiframe_core.errors import ConfigError
 from tests import run_guard
@@ -185,7 +185,7 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
 def test_what_the_user_sets_himself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str) -> None:
     config = parse_config({"models": [{"path": "models/x"}]}, "test")
     monkeypatch.delenv(name, raising=False)
-    assert serve_settings(config, tmp_path, WINDOWS)[name] == FASTER.get(name, str(proxy_threads(cores())))
+    assert serve_settings(config, tmp_path, WINDOWS)[name] == FASTER.get(name, str(proxy_threads()))
     monkeypatch.setenv(name, theirs)
     assert serve_settings(config, tmp_path, WINDOWS)[name] == theirs
 
@@ -251,11 +251,6 @@ def test_haproxy_has_a_replica_once_one_that_is_no_backup_is_up(replicas: list[s
     servers = [f"http-dpiframe,replica-{i},{status},1,0,2" for i, status in enumerate(replicas)]
     rest = ["http_frontend,FRONTEND,OPEN,,,0", "http-dpiframe,fallback,UP,0,1,2", "http-dpiframe,BACKEND,UP,1,1,1"]
     assert _has_replica("\n".join(["# pxname,svname,status,act,bck,type", *servers, *rest])) is has_one
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 1), (4, 2), (7, 2), (8, 3), (16, 6), (64, 24)])
-def test_haproxy_has_three_threads_for_eight_cores_and_one_or_two_at_least(cores: int, threads: int) -> None:
-    assert proxy_threads(cores) == threads
 
 
 @pytest.mark.ray
