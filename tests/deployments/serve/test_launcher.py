@@ -180,12 +180,17 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "theirs"),
-    [*zip(FASTER, ("theirs.middlewares", "1", "10.0.0.5:514"), strict=True), ("RAY_SERVE_HAPROXY_NBTHREAD", "7")],
+    [
+        *zip(FASTER, ("theirs.middlewares", "1", "10.0.0.5:514"), strict=True),
+        ("RAY_SERVE_HAPROXY_NBTHREAD", "7"),
+        ("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.1"),
+    ],
 )
 def test_what_the_user_sets_himself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str) -> None:
     config = parse_config({"models": [{"path": "models/x"}]}, "test")
     monkeypatch.delenv(name, raising=False)
-    assert serve_settings(config, tmp_path, WINDOWS)[name] == FASTER.get(name, str(proxy_threads()))
+    ours = FASTER | {"RAY_SERVE_HAPROXY_NBTHREAD": str(proxy_threads()), "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5"}
+    assert serve_settings(config, tmp_path, WINDOWS)[name] == ours[name]
     monkeypatch.setenv(name, theirs)
     assert serve_settings(config, tmp_path, WINDOWS)[name] == theirs
 
