@@ -9,6 +9,7 @@ import pytest
 
 from deployments.config import Limits
 from deployments.http_api import score_list
+from dpiframe_core.errors import InputError
 from tests.deployments.serve.test_http_app import Service, expected, refused, request
 from tests.deployments.serving_doubles import FakeEngine, until
 
@@ -62,6 +63,16 @@ def test_what_is_wrong_with_one_is_told_in_its_place_and_costs_no_other() -> Non
         assert sorted(seen.outcome for seen in service.seen) == sorted([*codes, "ok", "ok"])
 
     service.run(body)
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [("body", "requests[2]"), ("candidates.body[1]", "requests[2].candidates.body[1]"), ("body_mass", "requests[2].body_mass")],
+)
+def test_a_feature_called_body_keeps_its_name_in_a_message(where: str, told: str) -> None:
+    fault = score_list.fault_body(InputError(where, 5, "text or null"), 2, "r")["error"]
+    assert isinstance(fault, dict)
+    assert (fault["where"], fault["message"]) == (told, f"{told}: got 5, expected text or null")
 
 
 def test_requests_beyond_the_queue_are_refused_in_their_places() -> None:
