@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 _STDERR = 2
 _ORPHAN_S = 5.0  # in which Serve and HAProxy learn that a node is lost, and its replicas still answer
 _LOOK_S = 1.0
+_MOST_PROXY_THREADS = 64  # of a group, and there is one
 _RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
 
 
@@ -25,9 +26,10 @@ def cores() -> int:
 
 def proxy_threads() -> int:
     """Of a HAProxy on these cores: three for eight, as a binary request takes it about as long as it takes an ingress and the
-    engine together; two at least, and one alone where a second would take time from the few cores."""
+    engine together; two at least, one alone where a second would take time from the few cores, and no more than it starts with.
+    """
     here = cores()
-    return max(1 if here < 4 else 2, here * 3 // 8)
+    return min(max(1 if here < 4 else 2, here * 3 // 8), _MOST_PROXY_THREADS)
 
 
 @contextlib.contextmanager

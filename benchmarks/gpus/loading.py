@@ -14,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from benchmarks.gpus.group import Group
-from benchmarks.gpus.one_sided import bags, held, table_values
+from benchmarks.gpus.one_sided import bags, held
+from benchmarks.gpus.repeated import repeated
 from benchmarks.records.record import Record, record
 from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.placement import Placement, TablePlacement
@@ -33,9 +34,8 @@ def run(group: Group, folder: Path, total_bytes: int, *, tables: int, dim: int, 
     files = {t.name: folder / f"{t.name}.safetensors" for t in schema.tables}
     if group.rank == 0:
         folder.mkdir(parents=True)
-        values = table_values(schema, seed)
-        with ThreadPoolExecutor(_READERS) as pool:
-            list(pool.map(lambda name: save_file({"table": values[name].contiguous()}, files[name]), files))
+        with repeated(list(files), rows, dim, seed) as values, ThreadPoolExecutor(_READERS) as pool:
+            list(pool.map(lambda name: save_file({"table": values[name]}, files[name]), files))
         os.sync()
     group.wait()
     hot, warm = rows // 4, rows * 3 // 4 if group.size > 1 else rows // 4
