@@ -116,8 +116,6 @@ def test_a_process_that_no_raylet_has_started_watches_nobody():
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 1), (4, 2), (7, 2), (8, 3), (16, 6), (64, 24), (192, 64)])
-def test_haproxy_has_three_threads_for_eight_cores_one_or_two_at_least_and_no_more_than_it_starts_with(
-    monkeypatch, cores: int, threads: int
-) -> None:
+def test_haproxy_has_three_threads_for_eight_cores_but_not_more_than_it_takes(monkeypatch, cores: int, threads: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert proxy_threads() == threads
