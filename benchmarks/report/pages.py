@@ -77,8 +77,6 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         "lanes": performance.lanes(h200),
         "precision": performance.precision(h200),
         "warmup": performance.warmup(h200),
-        "topologies": performance_serving.topologies(h200),
-        "topologies-second-host": performance_serving.topologies(stored["h200-second-host"]),
         "direct-port": performance_serving.direct_port(h200),
         "tails": performance_serving.tails(h200),
         "stalls": performance_serving.undisturbed(stored["h200"]),

@@ -5,7 +5,7 @@ from benchmarks.report.markdown import failures, table, us
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import WIDE, measured
 from benchmarks.serving.scaling import course
-from benchmarks.serving.systems import FANIN, FANIN_DIRECT, OURS
+from benchmarks.serving.systems import FANIN, FANIN_DIRECT
 
 _TOPOLOGIES = {
     "dpiframe": "colocated", "dpiframe-fanin": "fan-in", "dpiframe-direct": "colocated, direct port",
@@ -27,42 +27,26 @@ def best_closed(records: list[Record]) -> Record | None:
     return max(whole, key=lambda r: r["requests_per_s"], default=None)
 
 
-def lone_gpu(results: Results, **fixed: object) -> list[Record]:
-    """The demo model on a host of one GPU, binary bodies."""
-    return measured(results, file="serving.json", model="demo", form="binary", gpus=1, **fixed)
-
-
-def topologies(results: Results) -> list[str]:
-    """One GPU, binary bodies: a lone client, the most requests, and half of that offered at random times."""
-    rows = []
-    for system in OURS:
-        for candidates in sorted({r["batch"] for r in measured(results, system=system)}):
-            found = lone_gpu(results, system=system, batch=candidates)
-            lone = [r for r in found if r["cell"]["connections"] == 1 and not r["cell"]["rate"]]
-            best = best_closed(found)
-            offered = [r for r in found if r["cell"]["rate"]]
-            if not best or not offered:
-                continue
-            half = min(offered, key=lambda r: abs(r["cell"]["rate"] - best["requests_per_s"] / 2))
-            most = f"{best['requests_per_s']:,.0f} ({best['p99_us'] / 1e3:.1f} ms)"
-            alone, rows_per_s = f"{lone[-1]['p50_us'] / 1e3:.2f} ms" if lone else "", f"{best['rows_per_s'] / 1e6:.1f} M"
-            rows.append([_TOPOLOGIES[system], candidates, alone, most, rows_per_s, _times(half)])
-    head = ["topology", "candidates", "a lone client, p50", "requests/s at most (p99)", "rows/s", "p50 (p99) at half of it"]
-    return table(head, rows, figures=1)
-
-
 def direct_port(results: Results) -> list[str]:
-    """Both ways into one service: what a lone client waits, the most requests a second, and what one of those costs."""
+    """Both ways into one service: a lone client; the most requests a second, and what one costs; half of that run's most."""
     rows, found = [], results.of("request_budget", form="binary", offered=0.0)
-    for system, candidates, way in sorted({(r["system"], r["batch"], r["cell"]["way"]) for r in found}):
-        cells = [r for r in found if (r["system"], r["batch"], r["cell"]["way"]) == (system, candidates, way)]
+    halves = {_run_of(r): r for r in results.of("request_budget", form="binary", offered=0.5)}
+    for key in sorted({(r["system"], r["batch"], r["cell"]["way"]) for r in found}):
+        cells = [r for r in found if (r["system"], r["batch"], r["cell"]["way"]) == key]
         best = max(cells, key=lambda r: r["requests_per_s"])
         lone = next((f"{r['p50_us'] / 1e3:.2f} ms" for r in cells if r["cell"]["connections"] == 1), "")
         most = f"{best['requests_per_s']:,.0f} ({best['p99_us'] / 1e3:.1f} ms)"
         spent = f"{sum(map(sum, best['cpu_us'].values())):.0f} us"
-        rows.append([_TOPOLOGIES[system], candidates, way, lone, most, f"{best['rows_per_s'] / 1e6:.1f} M", spent])
-    head = ["topology", "candidates", "way", "a lone client, p50", "requests/s at most (p99)", "rows/s", "CPU a request"]
+        half = _times(halves[_run_of(best)]) if _run_of(best) in halves else ""
+        system, candidates, way = key
+        rows.append([_TOPOLOGIES[system], candidates, way, lone, most, f"{best['rows_per_s'] / 1e6:.1f} M", spent, half])
+    head = ["topology", "candidates", "way", "a lone client, p50", "requests/s at most (p99)", "rows/s", "CPU a request",
+            "p50 (p99) at half"]  # fmt: skip
     return table(head, rows, 3)
+
+
+def _run_of(r: Record) -> tuple[object, ...]:
+    return r["file"], r["system"], r["batch"], r["cell"]["way"], r["cell"]["ingress"]
 
 
 def tails(results: Results) -> list[str]:
