@@ -93,7 +93,7 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
     ours = {  # unless the user has his own
         **FASTER,
         "RAY_SERVE_HAPROXY_NBTHREAD": str(proxy_threads()),
-        # Ten times a second, Serve's default, keeps a fifth of an idle service's CPU time busy. A start takes 1 s longer.
+        # Serve's default, 0.1, is two fifths of the CPU time that an idle service takes. A start takes 1 s longer.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         # libgomp spins between parallel regions; with HTTP on the same cores a region then waits for a whole time slice.
         "GOMP_SPINCOUNT": "10000",
