@@ -427,7 +427,7 @@ DECIDES = {
     "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/direct", "deployments/host_sockets",
     "deployments/http_api/score_route",
     "deployments/http_api/answers", "deployments/http_api/request_body", "deployments/http_api/arrow_body",
-    "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling", "deployments/serve/load_meter",
+    "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling",
     "deployments/serve/serve_policy", "deployments/serve/host", "deployments/telemetry",
     *(f"deployments/lifecycle/{name}" for name in ("coordinator", "desired", "follower", "routes", "serving")),
 }  # fmt: skip

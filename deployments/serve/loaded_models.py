@@ -4,7 +4,8 @@ Knows no Ray; torch is imported only when something is loaded.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from deployments.access.models_root import check_below
@@ -13,7 +14,7 @@ from deployments.config_models import ModelRef
 from deployments.config_tables import TablesHome
 from deployments.lifecycle.release import Key, Release
 from deployments.metrics import Gauged
-from deployments.serve.load_meter import LoadMeter
+from deployments.serve.autoscaling import ReplicaLoad
 from deployments.serve.serve_policy import reported
 from dpiframe_core.errors import Unavailable
 
@@ -24,6 +25,31 @@ if TYPE_CHECKING:
     from dpiframe_core.engine.options import WarmupReport
 
 _SHARDS_S = 120.0  # for processes that read the same bundle meanwhile
+
+
+class LoadMeter:
+    """A replica's load, as shares of the time since the last reading. Call `read` on the event loop, whose CPU time is counted.
+
+    Models of one replica share its device, so their shares are added up.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock, self._cpu_clock = clock, cpu_clock
+        self._at = clock()
+        self._cpu_s = cpu_clock()
+        self._device_s = 0.0
+
+    def read(self, models: Sequence[Gauged]) -> ReplicaLoad:
+        now, cpu_s = self._clock(), self._cpu_clock()
+        device_s = sum(model.busy_s for model in models)
+        passed = max(now - self._at, 1e-6)
+        load = ReplicaLoad(
+            queued_rows=sum(model.queued_rows for model in models),
+            device_share=min(max(0.0, device_s - self._device_s) / passed, 1.0),
+            loop_share=min(max(0.0, cpu_s - self._cpu_s) / passed, 1.0),
+        )
+        self._at, self._cpu_s, self._device_s = now, cpu_s, device_s
+        return load
 
 
 class LoadedModels:

@@ -13,7 +13,7 @@ from deployments.serve import autoscaling
 
 
 class RowPolicy:
-    """Made once a deployment, from the keys of its `autoscaling` section; called every control period (0.1 s)."""
+    """Made once a deployment, from the keys of its `autoscaling` section; called by each of the controller's looks."""
 
     def __init__(self, **rules: Any) -> None:
         self._rules = Autoscaling(**rules)

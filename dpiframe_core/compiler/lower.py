@@ -23,8 +23,8 @@ from dpiframe_core.errors import InputError
 from kernels.recurrent.attentive_gru import OPERATOR as ATTENTIVE
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default"}
-# Their result has the sizes they are told and one value throughout, so a batch of them may be one row.
 _COUNTING = ("add", "sum", "cumsum")  # of truths, which torch gives as truths, too
+# Their result has the sizes they are told and one value throughout, so a batch of them may be one row.
 _FILLED = {
     f"aten.{n}" for n in (
         "zeros.default", "ones.default", "full.default", "new_zeros.default", "new_ones.default", "new_full.default",
@@ -80,10 +80,12 @@ class Lowering:
             if not isinstance(of, Const):
                 raise Refused("got item() of a value of the batch, expected the same operations for every batch")
             return of.tensor.item()
-        if isinstance(found, int | torch.SymInt):
-            if not isinstance(found, int) and found.node.expr.free_symbols != {self._trace.batch}:
+        if isinstance(found, int):
+            return found
+        if isinstance(found, torch.SymInt):
+            if found.node.expr.free_symbols != {self._trace.batch}:
                 raise Refused(f"got the number {found.node.expr} of a tensor, expected one that Python holds")
-            return size_of(found) if not isinstance(found, int) else found
+            return size_of(found)
         if target == "<built-in function getitem>":
             made = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
             if made is None:

@@ -21,7 +21,7 @@ import yaml
 
 from deployments.config import parse_config
 from deployments.metrics import LATENCY_BOUNDS_MS
-from deployments.serve.cluster import FASTER, FLAGS, serve_settings
+from deployments.serve.serve_settings import FASTER, FLAGS, serve_settings
 from dpiframe_core.errors import ConfigError
 from tests.k8s.overlays import OVERLAYS, OWN_TOKENS, ROOT, Rendered, copied, environment, pods, ray_containers
 

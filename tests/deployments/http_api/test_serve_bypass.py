@@ -386,7 +386,7 @@ def test_serve_finds_the_hook_that_the_launcher_names() -> None:
     from ray.serve._private.http_util import validate_http_proxy_callback_return
     from ray.serve._private.utils import call_function_from_import_path
 
-    from deployments.serve.cluster import FASTER
+    from deployments.serve.serve_settings import FASTER
 
     assert validate_http_proxy_callback_return(call_function_from_import_path(next(iter(FASTER.values())))) == []
 
@@ -394,7 +394,7 @@ def test_serve_finds_the_hook_that_the_launcher_names() -> None:
 def test_what_serve_puts_behind_the_target_of_haproxys_log_is_a_comment() -> None:
     from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
-    from deployments.serve.cluster import FASTER
+    from deployments.serve.serve_settings import FASTER
 
     (line,) = (x for x in HAPROXY_CONFIG_TEMPLATE.splitlines() if "config.log_target" in x)
     whole = line.replace("{{ config.log_target }}", FASTER["RAY_SERVE_HAPROXY_LOG_TARGET"])

@@ -228,8 +228,7 @@ def test_a_failed_engine_makes_a_replica_of_either_kind_unhealthy() -> None:
 
 def test_a_replica_of_either_kind_reports_its_load_over_all_models() -> None:
     from deployments.config import parse_config
-    from deployments.serve.load_meter import LoadMeter
-    from deployments.serve.loaded_models import LoadedModels
+    from deployments.serve.loaded_models import LoadedModels, LoadMeter
 
     for i in range(2):
         now = [0.0]

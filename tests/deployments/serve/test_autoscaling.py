@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deployments.config import parse_config
 from deployments.config_load import Autoscaling
 from deployments.serve.autoscaling import ReplicaLoad, Seen, decide, need
-from deployments.serve.load_meter import LoadMeter
+from deployments.serve.loaded_models import LoadMeter
 from deployments.serve.serve_policy import loads_of, reported
 from dpiframe_core.strict_yaml import load_yaml
 from tests.docs.test_readme import blocks

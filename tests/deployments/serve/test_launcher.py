@@ -17,9 +17,10 @@ import pytest
 from deployments.config import parse_config
 from deployments.processes import proxy_threads
 from deployments.serve import host
-from deployments.serve.cluster import FASTER, FLAGS, LaunchError, serve_settings
+from deployments.serve.cluster import LaunchError
 from deployments.serve.host import WINDOW, free_ports, port_windows
 from deployments.serve.launcher import _cause, _has_replica
+from deployments.serve.serve_settings import FASTER, FLAGS, serve_settings
 from dpiframe_core.errors import ConfigError
 from tests import run_guard
 from tests.deployments.own_ports import own_port

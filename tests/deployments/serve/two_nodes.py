@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config import parse_config
-from deployments.serve.cluster import serve_settings
 from deployments.serve.host import port_windows
+from deployments.serve.serve_settings import serve_settings
 
 LOOPBACK = "127.0.0.2"
 # By default a node that does not answer is given up after half a minute or more.
