@@ -16,6 +16,7 @@ ENV VIRTUAL_ENV=/opt/dpiframe/.venv \
     RAY_SERVE_ENABLE_HA_PROXY=1 \
     RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.front.middlewares \
+    RAY_preload_python_modules=deployments.worker_start \
     RAY_SERVE_HAPROXY_METRICS_ENABLED=0 \
     RAY_SERVE_HAPROXY_LOG_TARGET="127.0.0.1:514 local0 alert #" \
     RAY_USAGE_STATS_ENABLED=0

@@ -25,7 +25,7 @@ COMMON = {
     "deployments/config", "deployments/config_clients", "deployments/config_faults", "deployments/config_models",
     "deployments/config_load", "deployments/config_tables", "deployments/config_observed",
     "deployments/metrics",
-    "deployments/private_ray", "deployments/processes", "deployments/signals", "deployments/without_pandas",
+    "deployments/private_ray", "deployments/processes", "deployments/signals", "deployments/worker_start",
     "benchmarks/timing",
 }  # fmt: skip
 
@@ -360,6 +360,10 @@ ROOMS: dict[str, dict[str, str]] = {
     "benchmarks/apart": {
         "benchmarks/systems": "systems and cells that are measured",
         "benchmarks/workloads": "on models and batches",
+        "benchmarks/records": "a suite writes records",
+    },
+    "benchmarks/serving/stages": {
+        "benchmarks/serving": "the load, the services and their CPU time are those of the other suites",
         "benchmarks/records": "a suite writes records",
     },
     "benchmarks/serving/stalls": {

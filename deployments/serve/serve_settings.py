@@ -13,6 +13,7 @@ FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
 # What a service can do without, but not as fast; see docs/serving.md.
 FASTER = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.front.middlewares",
+    "RAY_preload_python_modules": "deployments.worker_start",
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a line of log a request, which a Python process reads
     # Another goes to syslog's port, where mostly nobody listens: the kernel then answers each with an ICMP message. Serve's
     # configuration sets the level `info` behind this, past the `#`; `alert` is a replica that went down.
@@ -33,7 +34,6 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         # libgomp spins between parallel regions; with HTTP on the same cores a region then waits for a whole time slice.
         "GOMP_SPINCOUNT": "10000",
-        "RAY_preload_python_modules": "deployments.without_pandas",
     }
     return {
         **dict.fromkeys(FLAGS, "1"),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deployments.config import DeploymentConfig
 from deployments.config_clients import Tls
-from deployments.processes import proxy_threads
+from deployments.processes import make_room_for_descriptors, proxy_threads
 from deployments.signals import uninterrupted
 from deployments.tls.haproxy_file import haproxy_file
 from dpiframe_core.errors import ConfigError
@@ -89,6 +89,7 @@ class TlsFront:
         (folder / "haproxy.cfg").write_text(text)
         self._command = [get_haproxy_binary(), "-db", "-f", str(folder / "haproxy.cfg")]
         self._leaving: list[subprocess.Popen[bytes]] = []
+        make_room_for_descriptors()
         self._process = self._started()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="dpiframe-tls", daemon=True)

@@ -119,3 +119,25 @@ def test_a_process_that_no_raylet_has_started_watches_nobody():
 def test_haproxy_has_three_threads_for_eight_cores_but_not_more_than_it_takes(monkeypatch, cores: int, threads: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert proxy_threads() == threads
+
+
+ROOM = """
+import resource, subprocess, sys
+from deployments.processes import make_room_for_descriptors
+hard = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, hard), hard))
+make_room_for_descriptors()
+make_room_for_descriptors()  # it has it already
+places = lambda status: int(status.partition("FDSize:")[2].split()[0])
+child = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+print(places(open("/proc/self/status").read()), places(child), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize("hard", [10_000, 1_000])
+def test_a_process_and_what_it_starts_have_places_for_all_their_connections_at_once(hard):
+    """FDSize: of the kernel's table. A host may allow fewer."""
+    said = subprocess.run([sys.executable, "-c", ROOM, str(hard)], capture_output=True, text=True, check=True).stdout
+    own, child, soft, left = map(int, said.split())
+    assert min(own, child) >= min(hard, 8_704)
+    assert (soft, left) == (64, hard)  # a limit is the user's

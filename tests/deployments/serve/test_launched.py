@@ -117,6 +117,14 @@ def test_what_nobody_asks_in_a_private_cluster_is_left_out(server: Server) -> No
     assert [commands[pid] for pid in workers if "/pandas/" in Path(f"/proc/{pid}/maps").read_text()] == []
 
 
+def test_its_workers_and_haproxy_have_places_for_all_connections_before_they_come(server: Server) -> None:
+    """Else a HAProxy that was just started answers nobody while the kernel's table of its descriptors is doubled."""
+    of_clients = {pid: c for pid, c in server.processes().items() if re.search(r"haproxy$|ServeReplica|Proxy", c)}
+    assert len(of_clients) >= 3
+    status = {c: Path(f"/proc/{pid}/status").read_text() for pid, c in of_clients.items()}
+    assert {c: text for c, text in status.items() if int(text.partition("FDSize:")[2].split()[0]) < 8_704} == {}
+
+
 def test_a_client_that_stalls_in_the_middle_of_a_request_is_dropped_within_a_minute(server: Server) -> None:
     (state,) = server.states()
     (config,) = state.glob("haproxy/*/haproxy.cfg")

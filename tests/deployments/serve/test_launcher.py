@@ -182,7 +182,7 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [
-        *zip(FASTER, ("theirs.middlewares", "1", "10.0.0.5:514"), strict=True),
+        *zip(FASTER, ("theirs.middlewares", "theirs.modules", "1", "10.0.0.5:514"), strict=True),
         ("RAY_SERVE_HAPROXY_NBTHREAD", "7"),
         ("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.1"),
     ],

@@ -1,13 +1,16 @@
-"""Imported first by each worker of a private cluster (`RAY_preload_python_modules`): it has no pandas from then on.
+"""Imported first by each worker of a cluster (`RAY_preload_python_modules`).
 
-Ray Serve and PyArrow import pandas wherever it is installed, for data frames, which no request holds: 0.4 s of CPU and 38 MB
-of each process. Neither needs it.
+- It has no pandas from then on. Ray Serve and PyArrow import it wherever it is installed, for data frames, which no request
+  holds: 0.4 s of CPU and 38 MB of each process. Neither needs it.
+- It has room for its connections, and so has the HAProxy that one of them starts: see `make_room_for_descriptors`.
 """
 
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
+
+from deployments.processes import make_room_for_descriptors
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -19,3 +22,4 @@ class _WithoutPandas(MetaPathFinder):
 
 
 sys.meta_path.insert(0, _WithoutPandas())
+make_room_for_descriptors()
