@@ -127,7 +127,8 @@ int dpi_taken(Listener *l, Connection *c, const char *data, size_t size, PyObjec
         // Room for what has come and as much again, not for what a head announces: heads alone must not fill the memory.
         const size_t room = whole < 2 * size + HEAD_BYTES ? whole : 2 * size + HEAD_BYTES;
         if (size < whole) return kept(l, c, data, size, room) || told(l, c, data, NULL, 0, FULL, to);
-        const int good = dpi_express_begun(l, c, data) || told(l, c, data, data + c->head.bytes, c->head.body_bytes, NULL, to);
+        const int begun = dpi_express_begun(l, c, data);
+        const int good = begun ? begun > 0 : told(l, c, data, data + c->head.bytes, c->head.body_bytes, NULL, to);
         return good && followed(l, c, data + whole, size - whole);
     }
     const char *end = data + size;

@@ -111,7 +111,7 @@ PyObject *dpi_arrivals_added(Listener *l, PyObject *fds);
 // Python, which has checked it, has handed over what follows from it. All that is not as ever becomes Python's request after all.
 
 // Why a request that C has sent is Python's to answer, beside the engine's own status.
-enum { ENDED_LATE = 100, ENDED_ENGINE_GONE = 101 };
+enum { ENDED_LATE = 100, ENDED_ENGINE_GONE = 101, ENDED_FULL = 102 };
 
 enum { SECTIONS = 5, SAMPLES = 1 << 18, HEADER_BYTES = 64 };
 
@@ -159,7 +159,8 @@ int64_t dpi_form_laid_out(const Form *f, int rows, int contexts, int64_t *at);
 // Adds a request's rows to an ask, whose sections have the room; 0 if a value is not what it should be, which Python can say.
 int dpi_form_encoded(const Ask *ask, const Form *f, const char *tensors);
 
-// Takes a whole request that lies at `data`, if it is of a known form and an engine has room for it.
+// Takes a whole request that lies at `data`, if it is of a known form: for an engine, or to be refused as the queue there is full.
+// 0 if it does not; below 0 with Python's error set.
 int dpi_express_begun(Listener *l, Connection *c, const char *data);
 // Asks an engine for what was begun since.
 void dpi_express_asked(Listener *l, EngineRing *r);

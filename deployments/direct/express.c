@@ -32,6 +32,7 @@ static void abandoned(Listener *l, Connection *c) {
 }
 
 // From here on it is Python's: (key, known, ring, request id, why, queue_ms, encode_ms, device_ms, retry_s, started, scores or None).
+// retry_s: with ENDED_FULL, the rows that wait.
 static int ended(Listener *l, Connection *c, int why, float retry_s, const float *scores) {
     const Form *f = c->sent.form;
     PyObject *item = Py_BuildValue(
@@ -133,6 +134,19 @@ static int own_id(const Head *h, const char *data, char *id) {
     return 0;
 }
 
+static void sent(Listener *l, Connection *c, const char *data, Sent as) {
+    c->sent = as;
+    ++as.form->uses;
+    Py_INCREF(as.ring);
+    ++l->flying;
+    c->tells_close = c->head.close;
+    c->state = BUSY;
+    if ((c->sent.id_size = own_id(&c->head, data, c->sent.id))) return;
+    const uint64_t id = dpi_drawn(l);
+    for (int i = 0; i < 16; ++i) c->sent.id[i] = "0123456789abcdef"[id >> 4 * (15 - i) & 15];
+    c->sent.id_size = 16;
+}
+
 int dpi_express_begun(Listener *l, Connection *c, const char *data) {
     const Head *h = &c->head;
     if (!l->form_count || h->body_bytes < 0 || h->apart == APART) return 0;  // of so many lines apart others may be in the head
@@ -147,7 +161,12 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
     Ask *ask = l->asks + r->place;
     if (ask->form && !joins(r, ask, f)) dpi_express_asked(l, r);
     const int alone = ask->form == NULL;
-    if (dpi_ring_waiting(r) + (alone ? 0 : ask->rows) + f->rows > r->most_rows || (alone && !r->free_count)) return 0;
+    const int64_t waiting = dpi_ring_waiting(r) + (alone ? 0 : ask->rows);
+    if (waiting + f->rows > r->most_rows && f->rows <= r->most_rows) {  // refused before it is encoded, which costs more than all else
+        sent(l, c, data, (Sent){.form = f, .ring = r, .started = started});
+        return ended(l, c, ENDED_FULL, (float)waiting, NULL) ? 1 : -1;
+    }
+    if (f->rows > r->most_rows || (alone && !r->free_count)) return 0;
     if (alone) ask->rows = ask->contexts = 0;
     if (!dpi_form_encoded(ask, f, data + h->bytes + f->envelope_size)) return 0;
     const double now = dpi_now_s(), deadline = f->deadline_s ? started + f->deadline_s : INFINITY;
@@ -155,21 +174,11 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
         ask->slot = dpi_ring_take(r), ask->form = f, ask->arrived = now;
         ++f->uses;
     }
-    c->sent = (Sent){.form = f, .ring = r, .slot = ask->slot, .member = r->members[ask->slot], .row = ask->rows,
-                     .lone = r->open == 1 && alone, .started = started, .deadline = deadline, .encode_ms = (float)((now - started) * 1e3)};
+    sent(l, c, data, (Sent){.form = f, .ring = r, .slot = ask->slot, .member = r->members[ask->slot], .row = ask->rows,
+                            .lone = r->open == 1 && alone, .started = started, .deadline = deadline, .encode_ms = (float)((now - started) * 1e3)});
     dpi_ring_join(r, ask->slot, dpi_key_of(l, c) + 1);
     ask->rows += f->rows, ask->contexts += f->contexts, ask->deadline = deadline;
-    ++f->uses;
-    Py_INCREF(r);
-    ++l->flying;
-    if (!(c->sent.id_size = own_id(h, data, c->sent.id))) {
-        const uint64_t id = dpi_drawn(l);
-        for (int i = 0; i < 16; ++i) c->sent.id[i] = "0123456789abcdef"[id >> 4 * (15 - i) & 15];
-        c->sent.id_size = 16;
-    }
     if (f->deadline_s) timed(l, deadline);
-    c->tells_close = h->close;
-    c->state = BUSY;
     return 1;
 }
 

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _SLOTS, _SLOT_BYTES = 1024, 1 << 18  # of one engine, each with room for a block and its scores; pages come as they are used
 _FORMS, _HEAD_BYTES = 512, 4096  # so many are known, with heads of at most so many bytes
-_LATE, _ENGINE_GONE = 100, 101  # as connection.h has them
+_LATE, _ENGINE_GONE, _FULL = 100, 101, 102  # as connection.h has them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,10 @@ class Known:
 
 
 class Ended(NamedTuple):
-    """A request that C could not answer. `why`: a `Status`, OK if a score is not finite; or one of these two."""
+    """A request that C could not answer. `why`: a `Status`, OK if a score is not finite; or one of these three.
+
+    `retry_s`: rows that wait, where there is no room for more.
+    """
 
     key: int
     known: Known
@@ -205,6 +208,8 @@ class Express:
             raise expired("in the queue or on the device")
         if ended.why == _ENGINE_GONE or track is None:
             raise engine_ended()
+        if ended.why == _FULL:
+            raise track.connection.full(ended.known.rows, int(ended.retry_s))
         if ended.why != Status.OK:
             raise track.connection.refusal(ended.why, ended.known.rows, ended.retry_s)
         scores = np.frombuffer(ended.scores or b"", np.float32).reshape(ended.known.rows, -1)

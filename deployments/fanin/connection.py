@@ -232,6 +232,10 @@ class Connection:
         rows = max(self.waiting_rows, self.welcome.max_batch_rows)
         return Overloaded(fault, retry_after_s(rows, self.board.seconds_per_row))
 
+    def full(self, rows: int, waiting: int) -> Overloaded:
+        """The refusal of so many rows while others wait, as `check_room` has it."""
+        return queue_full(waiting, self.welcome.max_queued_rows - rows, retry_after_s(waiting, self.board.seconds_per_row))
+
     def refusal(self, status: int, rows: int, retry_s: float) -> DPIFrameError:
         """What the engine's answer to a request that it has not scored means."""
         if status == Status.EXPIRED:

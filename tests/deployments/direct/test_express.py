@@ -315,7 +315,9 @@ def test_more_than_may_wait_is_429_with_the_time_to_wait(in_c: bool) -> None:
         await until(lambda: at.batchers["7"].dispatcher.inflight_rows == 6)
         second.send(post(rows=6))
         await until(lambda: at.scorers["7"].queued_rows == 6)
+        before = at.in_python
         status, headers, content = await at.ask(third, post(rows=6))
+        assert at.in_python - before == (not in_c)  # refused before Python has read it: it would encode it first
         wait_ms = int(headers["retry-after-ms"])  # from the batches timed so far: what it comes to is the machine's
         assert (status, wait_ms > 0) == (429, True)
         waiting = "queue: got 6 rows waiting, expected at most 4"
