@@ -9,6 +9,7 @@ from benchmarks.apart.commands import app as apart_app
 from benchmarks.device.commands import app as device_app
 from benchmarks.gpus.commands import app as gpus_app
 from benchmarks.serving.commands import app as serving_app
+from benchmarks.serving.stages.commands import app as stages_app
 from benchmarks.serving.stalls.commands import app as stalls_app
 from deployments.signals import interrupted_by_sigterm
 
@@ -17,6 +18,7 @@ app.add_typer(device_app)  # their commands stand beside `report`
 app.add_typer(apart_app)
 app.add_typer(gpus_app)
 app.add_typer(serving_app)
+app.add_typer(stages_app)
 app.add_typer(stalls_app)
 
 

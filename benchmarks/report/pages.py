@@ -78,6 +78,7 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         "precision": performance.precision(h200),
         "warmup": performance.warmup(h200),
         "direct-port": performance_serving.direct_port(h200),
+        "stages": performance_serving.stages(h200),
         "tails": performance_serving.tails(h200),
         "stalls": performance_serving.undisturbed(stored["h200"]),
         "stalls-beside": performance_serving.beside(stored["h200"]),

@@ -15,6 +15,21 @@ COLOURS = {
 }  # fmt: skip
 SHADES = ("#F2C4C9", "#E8959E", "#DC6573", "#BE3A4C", "#7F2433")  # light to dark: few rows to many
 LANES = ("#EDB6BC", "#DE7F8A", "#D1495B", "#9A2E3D")
+STAGES = (
+    "#C9CED8",
+    "#8D99AE",
+    "#5C677D",
+    "#2B6CA3",
+    "#8AB6D6",
+    "#2E7D5B",
+    "#7EB09B",
+    "#E9B44C",
+    "#D1495B",
+    "#E8A0A8",
+    "#B279A2",
+    "#9D755D",
+    "#E5DED3",
+)
 OTHERS = ("#8D99AE", "#8AB6D6", "#2B6CA3", "#7EB09B", "#2E7D5B", "#E9B44C", "#B279A2", "#9D755D")
 
 
@@ -90,3 +105,19 @@ def bars(
         drawn = axes.bar(places, [v for _, v in at], width * 0.94, label=name, color=colours.get(name, OTHERS[i % len(OTHERS)]))
         axes.bar_label(drawn, fmt=form, fontsize=6, padding=1)
     axes.set_xticks(range(len(groups)), list(groups))
+
+
+def stacked(axes: Axes, named: Mapping[str, Mapping[str, float]]) -> None:
+    """A horizontal bar a name, of parts in the order of the first, one colour a part, its sum behind it."""
+    places = range(len(named), 0, -1)
+    parts = list(dict.fromkeys(part for values in named.values() for part in values))
+    left = [0.0] * len(named)
+    for i, part in enumerate(parts):
+        widths = [values.get(part, 0.0) for values in named.values()]
+        axes.barh(places, widths, 0.8, left=left, label=part, color=STAGES[i % len(STAGES)])
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for place, total in zip(places, left, strict=True):
+        axes.text(total, place, f" {total:.0f}", fontsize=6, va="center")
+    axes.set_yticks(places, list(named))
+    axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
+    axes.grid(visible=False, axis="y")

@@ -5,6 +5,7 @@ from benchmarks.report.markdown import failures, table, us
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import WIDE, measured
 from benchmarks.serving.scaling import course
+from benchmarks.serving.stages.stage_of import STAGES
 from benchmarks.serving.systems import FANIN, FANIN_DIRECT
 
 _TOPOLOGIES = {
@@ -43,6 +44,16 @@ def direct_port(results: Results) -> list[str]:
     head = ["topology", "candidates", "way", "a lone client, p50", "requests/s at most (p99)", "rows/s", "CPU a request",
             "p50 (p99) at half"]  # fmt: skip
     return table(head, rows, 3)
+
+
+def stages(results: Results) -> list[str]:
+    """User and system microseconds of a request of 100 candidates, by stage, form and way."""
+    found = {(r["cell"]["form"], r["cell"]["way"]): r["cpu_us"] for r in results.of("serving_stages", batch=100)}
+    names = [stage for stage in STAGES if any(stage in spent for spent in found.values())]
+    rows = [[name, *(f"{spent[name][0]:.1f} + {spent[name][1]:.1f}" for spent in found.values())] for name in names]
+    sums = [[sum(times) for times in zip(*spent.values(), strict=True)] for spent in found.values()]
+    rows.append(["in all", *(f"{user:.0f} + {system:.0f}" for user, system in sums)])
+    return table(["", *(f"{form}, {way}" for form, way in found)], rows)
 
 
 def _run_of(r: Record) -> tuple[object, ...]:

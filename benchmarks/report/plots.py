@@ -7,14 +7,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from benchmarks.records.record import Record
-from benchmarks.report import panels
+from benchmarks.report import panels, tiers
 from benchmarks.report.results import Results, any_of, cell_name, model_title
-from benchmarks.report.tiers import by_collectives, by_placement
 from benchmarks.systems.names import MODEL_TITLES, SYSTEMS, known_as
 
-_PLACED_ROWS = 1024  # of a call, in the picture of placements
-_SHARED = {"one-sided": "read where they lie", "nccl": "by NCCL"}
-_PLACED = {"replicated": "hot rows on each GPU", "partitioned": "no row twice", "one-sided": "as planned"}
 _COLUMNS = 5  # of panels, a model each
 _MODELS_A_ROW = 7  # of bars: a page has no room for more
 
@@ -201,48 +197,22 @@ def _floor(results: Results) -> Named:
     yield "floor", figure
 
 
-def _tiers(results: Results) -> Named:
-    """Of tables that several GPUs hold together."""
-    yield from _shared(results)
-    yield from _placements(results)
-
-
-def _shared(results: Results) -> Named:
-    cells = by_collectives(results)
-    if not cells:
+def _serving_stages(results: Results) -> Named:
+    """A bar a form and way, of the stages' CPU time; a panel a number of candidates."""
+    records = results.of("serving_stages")
+    sizes = _values(records, "batch")
+    if not sizes:
         return
-    dims, poolings = (sorted({key[i] for key in cells}) for i in (1, 3))
-    sizes = sorted({key[2] for key in cells})
-    most = sizes[-2] if len(sizes) > 1 else sizes[0]
-    title = f"A lookup of {most} tables whose rows two GPUs share (median of a call, microseconds)"
-    figure, axes = panels.grid(title, len(poolings), rows=len(dims))
-    for a, (dim, pooling) in zip(axes, ((d, p) for d in dims for p in poolings), strict=True):
-        own = {key[4]: cell for key, cell in cells.items() if key[1:4] == (dim, most, pooling)}
-        panels.lines(a, {name: {b: c[s]["p50_us"] for b, c in own.items()} for s, name in _SHARED.items()}, "rows")
-        a.set_title(f"dim {dim}, {pooling} ids a bag", fontsize=9)
-    panels.same_heights(axes)
+    figure, axes = panels.grid(
+        "CPU time of a request under load, by stage (microseconds)", 2, rows=-(-len(sizes) // 2), width=6
+    )
+    for a, size in zip(axes, sizes, strict=False):
+        own = [r for r in records if r["batch"] == size]
+        named = {f"{r['cell']['form']}, {r['cell']['way']}": {k: sum(v) for k, v in r["cpu_us"].items()} for r in own}
+        panels.stacked(a, named)
+        a.set_title(f"{size} candidates", fontsize=9)
     panels.legend(figure, axes)
-    yield "tiers-nccl", figure
-
-
-def _placements(results: Results) -> Named:
-    cells = {(size, zipf): c for (size, zipf, batch), c in by_placement(results).items() if batch == _PLACED_ROWS}
-    if not cells:
-        return
-    laws = sorted({zipf for _, zipf in cells})
-    title = f"A lookup of {_PLACED_ROWS:,} rows by placement (median of a call, microseconds)"
-    figure, axes = panels.grid(title, len(laws))
-    for a, zipf in zip(axes, laws, strict=True):
-        own = {size: c for (size, law), c in cells.items() if law == zipf}
-        panels.lines(
-            a,
-            {name: {n: c[s]["p50_us"] for n, c in own.items()} for s, name in _PLACED.items()},
-            "tables over one GPU's memory",
-        )
-        a.set_title(f"Zipf {zipf:g}", fontsize=9)
-    panels.same_heights(axes)
-    panels.legend(figure, axes)
-    yield "tiers-placements", figure
+    yield "serving-stages", figure
 
 
 _FIGURES: Mapping[str, Callable[[Results], Named]] = {
@@ -252,5 +222,6 @@ _FIGURES: Mapping[str, Callable[[Results], Named]] = {
     "first_op": _stages("first_op", "From the first operator's launch to the end (median, microseconds)"),
     "utilisation": _utilisation,
     "floor": _floor,
-    "tiers": _tiers,
+    "tiers": tiers.figures,
+    "serving_stages": _serving_stages,
 }

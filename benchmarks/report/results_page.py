@@ -31,7 +31,8 @@ _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "tiers-promotion": tiers.promotion,
     "floor": device_tables.floor, "precision": device_tables.precision,
     "warmup": device_tables.warmup, "http": serving_tables.http, "serving": serving_tables.serving,
-    "serving_stages": serving_tables.stages, "request_budget": serving_tables.request_budget,
+    "serving_stages": serving_tables.serving_stages, "lone_request": serving_tables.lone_request,
+    "request_budget": serving_tables.request_budget,
     "autoscaling": serving_tables.autoscaling, "stalls": performance_serving.stalls, "score": serving_tables.score,
 }  # fmt: skip
 

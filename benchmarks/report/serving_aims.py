@@ -60,7 +60,7 @@ def _against(peers: tuple[str, ...], least: float, own: str = "dpiframe") -> Jud
 def _overhead(most_us: float, system: str = "dpiframe") -> Judge:
     def judge(results: Results) -> Verdict:
         lone = measured(results, system=system, form="binary", batch=100, connections=1, rate=0, gpus=1)
-        stages = results.of("serving_stages", form="binary", batch=100)
+        stages = results.of("lone_request", form="binary", batch=100)
         if not lone or not stages:
             return NOTHING
         more = lone[0]["p50_us"] - stages[0]["engine_us"]
@@ -139,7 +139,7 @@ def _reference(results: Results) -> Verdict:
 
 
 def _has_profile(results: Results) -> Verdict:
-    stages = results.of("serving_stages", form="binary", batch=100)
+    stages = results.of("lone_request", form="binary", batch=100)
     return Verdict(f"{stages[0]['p50_us']:.0f} us in the app, binary, 100 candidates", True) if stages else NOTHING
 
 

@@ -3,9 +3,10 @@
 from benchmarks.report.markdown import failures, table
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import measured
+from benchmarks.serving.lone_request import STEPS
 from benchmarks.serving.request_budget import PARTS
-from benchmarks.serving.request_stages import STEPS
 from benchmarks.serving.scaling import course
+from benchmarks.serving.stages.stage_of import STAGES
 
 _SERVING = """Client to client, every server over the same engine, encoder and requests, the load generator on the same cores.
 Closed loop: so many connections, each sends its next request when the last is answered. Offered: requests due at Poisson
@@ -15,7 +16,9 @@ _BUDGET = """CPU microseconds a request under load, user and system, of all proc
 HAProxy and Serve, and on the direct port of the same service. `replica`: HTTP and engine in one. `rest`: Ray's own. Offered:
 shares of the best closed-loop rate of that way. `stolen`: of the CPU time that all processes on the machine wanted, what
 its host gave to others."""
-_STAGES = """Microseconds, medians, one request at a time in the app that a replica serves. `engine`: the same rows through
+_STAGES = """CPU microseconds a request under load, user + system, of all processes of the service but the load generator.
+What a process takes is the kernel's count, and its stages' shares are those of perf's samples in the same load."""
+_LONE = """Microseconds, medians, one request at a time in the app that a replica serves. `engine`: the same rows through
 `Engine.submit` alone. `transport`: what a lone client of the running service waits for beyond the app."""
 
 
@@ -40,15 +43,28 @@ def serving(results: Results) -> list[str]:
     return text
 
 
-def stages(results: Results) -> list[str]:
+def lone_request(results: Results) -> list[str]:
     rows = []
-    for r in results.of("serving_stages"):
+    for r in results.of("lone_request"):
         form = r["cell"]["form"]
         lone = measured(results, system="dpiframe", form=form, batch=r["batch"], connections=1, rate=0, gpus=1)
         transport = f"{lone[0]['p50_us'] - r['p50_us']:.0f}" if lone else ""
         steps = [f"{r[f'{step}_us']:.0f}" for step in STEPS]
         rows.append([form, r["batch"], *steps, f"{r['p50_us']:.0f}", transport, f"{r['engine_us']:.0f}"])
-    return [_STAGES, "", *table(["form", "candidates", *STEPS, "app", "transport", "engine"], rows, 1)]
+    return [_LONE, "", *table(["form", "candidates", *STEPS, "app", "transport", "engine"], rows, 1)]
+
+
+def serving_stages(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("serving_stages"):
+        cell, spent = r["cell"], r["cpu_us"]
+        user, system = (sum(times) for times in zip(*spent.values(), strict=True))
+        cpu = [f"{own:.1f} + {kernel:.1f}" for own, kernel in spent.values()]
+        about = [cell["form"], r["batch"], cell["way"], cell["connections"], f"{r['requests_per_s']:.0f}"]
+        rows.append([*about, f"{user:.0f} + {system:.0f}", *cpu])
+    legend = [f"- `{stage}`: {what}." for stage, what in STAGES.items()]
+    head = ["form", "candidates", "way", "connections", "requests/s", "in all", *STAGES]
+    return [_STAGES, "", *legend, "", *table(head, rows, 4)]
 
 
 def request_budget(results: Results) -> list[str]:

@@ -2,14 +2,20 @@
 by three placements; tables as large as they were; the links. And rows of files, while traffic changes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+from matplotlib.figure import Figure
 
 from benchmarks.records.record import Record
+from benchmarks.report import panels
 from benchmarks.report.markdown import table, us
 from benchmarks.report.results import Results
 
 LINKS = {"local": "its own memory", "peer": "another GPU's", "host": "the host's"}
 PLACED = ("replicated", "partitioned", "one-sided")
+_PLACED_ROWS = 1024  # of a call, in the picture of placements
+_SHARED = {"one-sided": "read where they lie", "nccl": "by NCCL"}
+_PLACED = {"replicated": "hot rows on each GPU", "partitioned": "no row twice", "one-sided": "as planned"}
 
 
 def tiers(results: Results) -> list[str]:
@@ -167,3 +173,47 @@ def promotion(results: Results) -> list[str]:
     head = ["Zipf", "files", "traffic", "read in files, slots", "promoted", "p99 rows of a request, slots", "promoted",
             "p50 ms, slots", "promoted", "p99 ms, slots", "promoted"]  # fmt: skip
     return table(head, rows, figures=3)
+
+
+def figures(results: Results) -> Iterator[tuple[str, Figure]]:
+    """Of tables that several GPUs hold together."""
+    yield from _shared(results)
+    yield from _placements(results)
+
+
+def _shared(results: Results) -> Iterator[tuple[str, Figure]]:
+    cells = by_collectives(results)
+    if not cells:
+        return
+    dims, poolings = (sorted({key[i] for key in cells}) for i in (1, 3))
+    sizes = sorted({key[2] for key in cells})
+    most = sizes[-2] if len(sizes) > 1 else sizes[0]
+    title = f"A lookup of {most} tables whose rows two GPUs share (median of a call, microseconds)"
+    figure, axes = panels.grid(title, len(poolings), rows=len(dims))
+    for a, (dim, pooling) in zip(axes, ((d, p) for d in dims for p in poolings), strict=True):
+        own = {key[4]: cell for key, cell in cells.items() if key[1:4] == (dim, most, pooling)}
+        panels.lines(a, {name: {b: c[s]["p50_us"] for b, c in own.items()} for s, name in _SHARED.items()}, "rows")
+        a.set_title(f"dim {dim}, {pooling} ids a bag", fontsize=9)
+    panels.same_heights(axes)
+    panels.legend(figure, axes)
+    yield "tiers-nccl", figure
+
+
+def _placements(results: Results) -> Iterator[tuple[str, Figure]]:
+    cells = {(size, zipf): c for (size, zipf, batch), c in by_placement(results).items() if batch == _PLACED_ROWS}
+    if not cells:
+        return
+    laws = sorted({zipf for _, zipf in cells})
+    title = f"A lookup of {_PLACED_ROWS:,} rows by placement (median of a call, microseconds)"
+    figure, axes = panels.grid(title, len(laws))
+    for a, zipf in zip(axes, laws, strict=True):
+        own = {size: c for (size, law), c in cells.items() if law == zipf}
+        panels.lines(
+            a,
+            {name: {n: c[s]["p50_us"] for n, c in own.items()} for s, name in _PLACED.items()},
+            "tables over one GPU's memory",
+        )
+        a.set_title(f"Zipf {zipf:g}", fontsize=9)
+    panels.same_heights(axes)
+    panels.legend(figure, axes)
+    yield "tiers-placements", figure

@@ -39,7 +39,7 @@ def serving(
     out: Out = None,
 ) -> None:
     """Whole servers, client to client: ours in both topologies, and those of others over the same model and requests."""
-    from benchmarks.serving import request_stages
+    from benchmarks.serving import lone_request
     from benchmarks.serving import serving as serving_suite
 
     run = Run("serving", device, seed, out, append)
@@ -53,7 +53,7 @@ def serving(
         load_processes=load_processes or max(1, here // 8),
         peer_python=peer_python, seconds=seconds, budget_s=budget, seed=seed, turns=turns,
     )  # fmt: skip
-    profile = request_stages.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages and not hidden else ()
+    profile = lone_request.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages and not hidden else ()
     run.finish(chain(profile, serving_suite.run(plan, run.failed, typer.echo)))
 
 

@@ -144,8 +144,8 @@ def on_cores(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def our_server(config: dict[str, Any]) -> Iterator[Running]:
-    """`dpiframe serve` with that configuration."""
+def our_server(config: dict[str, Any], environment: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """`dpiframe serve` with that configuration, and more in its environment."""
     (port,) = free_ports(1)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         json.dump(config, file)  # JSON is YAML
@@ -153,7 +153,7 @@ def our_server(config: dict[str, Any]) -> Iterator[Running]:
         command = [sys.executable, "-c", "from deployments.cli.main import app; app()", "serve", "--config", file.name]
         http = config.get("http", {})
         at = http.get("direct_port") or (Path(http["direct_socket"]) if "direct_socket" in http else None)
-        with process([*command, "--port", str(port)], port) as running:
+        with process([*command, "--port", str(port)], port, environment) as running:
             yield replace(running, at=at)
 
 

@@ -80,7 +80,7 @@ def _run(bundle: Path, device: str, forms: Sequence[str], candidates: Sequence[i
                 columns = zip(STEPS, zip(*steps, strict=True), strict=True)
                 spent = {f"{step}_us": round(median(times) * 1e6, 1) for step, times in columns}
                 yield record(
-                    "serving_stages", "dpiframe", model="demo", batch=rows, cell={"form": form}, times=times_of(seconds),
+                    "lone_request", "dpiframe", model="demo", batch=rows, cell={"form": form}, times=times_of(seconds),
                     engine_us=round(engine_us, 1), **spent,
                 )  # fmt: skip
     finally:

@@ -1,0 +1,1 @@
+"""Where the CPU time of a request goes, stage by stage."""
