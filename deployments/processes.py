@@ -38,9 +38,9 @@ def proxy_threads() -> int:
 def make_room_for_descriptors() -> None:
     """Opens one descriptor with a high number, for good: the kernel's table of this process then has a place for all below it.
 
-    Else it starts with 64 to 256 places and is doubled as connections come. Who needs a descriptor in a process with threads then
-    waits until the kernel has let go of the old table (RCU). On a host of 16 cores that takes 15 to 30 ms each time, in which a
-    HAProxy that was just started answers nobody. A child starts with places up to the highest number of its parent's.
+    Else it starts with 64 to 256 places and is doubled as connections come. Who needs a descriptor in a process with threads
+    then waits until the kernel has let go of the old table (RCU). On a host of 16 cores that takes 15 to 30 ms each time, in
+    which a HAProxy that was just started answers nobody. A child starts with places up to the highest number of its parent's.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard >= 0 else _DESCRIPTORS  # below 0: there is no limit

@@ -34,7 +34,7 @@ def direct_port(results: Results) -> list[str]:
     halves = {_run_of(r): r for r in results.of("request_budget", form="binary", offered=0.5)}
     for key in sorted({(r["system"], r["batch"], r["cell"]["way"]) for r in found}):
         cells = [r for r in found if (r["system"], r["batch"], r["cell"]["way"]) == key]
-        best = max(cells, key=lambda r: r["requests_per_s"])
+        best = max(cells, key=lambda r: (not r["failed"], r["requests_per_s"]))
         lone = next((f"{r['p50_us'] / 1e3:.2f} ms" for r in cells if r["cell"]["connections"] == 1), "")
         most = f"{best['requests_per_s']:,.0f} ({best['p99_us'] / 1e3:.1f} ms)"
         spent = f"{sum(map(sum, best['cpu_us'].values())):.0f} us"
