@@ -19,7 +19,6 @@ PAGES = (
     "README.md", "docs/performance.md", *(f"docs/performance-{subject}.md" for subject in _SUBJECTS), "docs/imported-models.md",
 )  # fmt: skip
 PICTURE = ROOT / "docs" / "img" / "speed.png"
-_BUDGETS = ("request_budget.json", "request_budget-haproxy.json")
 _MACHINES = {
     "h200": "H200",
     "h200-second-host": "another H200 host",
@@ -134,7 +133,7 @@ def _lookup(h200: Results) -> _Row | None:
 def _http(h200: Results) -> list[_Row]:
     """Of a fan-in's direct port in the last run; over HAProxy's way in, at its best."""
     link, rows, fixed = "h200/RESULTS.md#request_budget", [], {"system": "dpiframe-fanin", "batch": 100, "form": "binary"}
-    found = [r for file in _BUDGETS for r in h200.of("request_budget", file=file, offered=0.0, **fixed)]
+    found = h200.of("request_budget", file="request_budget.json", offered=0.0, **fixed)
     ways = [[r for r in found if r["cell"]["way"] == way] for way in ("direct", "haproxy")]
     direct, haproxy = (max(way, key=lambda r: r["requests_per_s"], default=None) for way in ways)
     if direct and haproxy:
