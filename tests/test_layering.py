@@ -379,7 +379,8 @@ ROOMS: dict[str, dict[str, str]] = {
     "benchmarks/serving/peers": {},
     "benchmarks/report": {
         "benchmarks/records": "a report reads them",
-        "benchmarks/serving": "names of payloads and stages",
+        "benchmarks/serving": "names of payloads and steps",
+        "benchmarks/serving/stages": "names of stages",
         "benchmarks/systems": "names of systems",
     },
 }

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from deployments.access.gate import Gate
 from deployments.access.tokens import Scope
 from deployments.http_api import answers
+from deployments.protocol.envelope import Envelope
 from deployments.protocol.grpc_messages import CLASSES, METHODS, SERVICE
 from deployments.protocol.inference import SCORES, Inference, answer_parameters
-from deployments.protocol.request import Envelope, InferRequest, checked
+from deployments.protocol.request import InferRequest, checked
 from deployments.scoring.faults import Words, first_error
 from dpiframe_core.errors import DPIFrameError, InputError, ModelNotFound, Overloaded
 from dpiframe_core.features.row_block import Floats

@@ -3,93 +3,28 @@
 Owns names, shapes, datatypes, byte counts and parameters. Knows no model: which tensors it takes is for `input`.
 """
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
-from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel
 
+from deployments.protocol.envelope import Envelope, Output, Parameters, envelope_of
 from deployments.protocol.tensors import Tensor, check_size, flattened
-from deployments.scoring.faults import Words, first_error
+from deployments.scoring.faults import Words
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.preencoded import SectionPlan
 from kernels.runtime.gc_pause import gc_paused
 
-# As in `bodies`: unknown keys are collected and refused by name, one at a time.
-_STRICT = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
 _COLLECT_BELOW_BYTES = 65_536
 _NAMES_SHOWN = 64
 _KEPT_ENVELOPES, _KEPT_BYTES = 256, 16_384  # so many, of at most so many bytes each,
+_SIZE = re.compile(rb'(?<="binary_data_size":)( ?(?:0|[1-9][0-9]{0,9}))(?=[,} \r\n\t])')
 _KEPT_TENSOR_BYTES = 1 << 20  # and over tensors of at most so many: for larger ones an envelope costs little beside them
-
-Dimension = Annotated[int, Field(ge=0, lt=2**31)]
-Datatype = Literal[
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES"
-]
-
-
-class Parameters(BaseModel):
-    """Of a request. `deadline_ms` counts from its arrival, `timeout` is the same in microseconds, as Triton's clients send it.
-
-    A higher `priority` is scored first. `encoded`: the tensors hold ids and model-ready numbers, one tensor a feature.
-    `binary_data_output`: outputs that say nothing of it themselves come in binary form.
-    `key`: whose requests are to be scored by one version, while two of them share a model's.
-    """
-
-    model_config = _STRICT
-
-    deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
-    timeout: Annotated[int, Field(gt=0, le=3_600_000_000)] | None = None
-    priority: Annotated[int, Field(ge=-10, le=10)] = 0
-    encoded: bool = False
-    binary_data_output: bool = False
-    key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-
-
-class InputParameters(BaseModel):
-    """Of an input. `binary_data_size`: its values are so many bytes after the envelope, not in `data`."""
-
-    model_config = _STRICT
-
-    binary_data_size: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-
-
-class OutputParameters(BaseModel):
-    model_config = _STRICT
-
-    binary_data: bool | None = None
-
-
-class Input(BaseModel):
-    model_config = _STRICT
-
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    shape: Annotated[list[Dimension], Field(min_length=1, max_length=2)]
-    datatype: Datatype
-    parameters: InputParameters = InputParameters()
-    data: list[Any] | None = None
-
-
-class Output(BaseModel):
-    model_config = _STRICT
-
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    parameters: OutputParameters = OutputParameters()
-
-
-class Envelope(BaseModel):
-    """Everything of a request but binary tensors."""
-
-    model_config = _STRICT
-
-    id: Annotated[str, Field(max_length=256)] = ""
-    parameters: Parameters = Parameters()
-    inputs: Annotated[list[Input], Field(min_length=1, max_length=4096, fail_fast=True)]
-    outputs: Annotated[list[Output], Field(max_length=64, fail_fast=True)] = []
 
 
 @dataclass(slots=True, eq=False)
@@ -139,23 +74,16 @@ def parse(body: bytes, header_length: str | None) -> InferRequest:
         size = int(header_length)
     if size == len(body):
         with gc_paused() if size >= _COLLECT_BELOW_BYTES else nullcontext():
-            return _cut(_envelope(body), memoryview(body), size)
+            return _cut(envelope_of(body), memoryview(body), size)
     if size > _KEPT_BYTES:
-        return _cut(_envelope(body[:size]), memoryview(body), size)
+        return _cut(envelope_of(body[:size]), memoryview(body), size)
     form = _form(body[:size])
     form.met += 1
     if form.met == 2:
         form.check()
     if form.ends and size + form.ends[-1] == len(body):
         return form.over(memoryview(body)[size:])
-    return _cut(form.envelope, memoryview(body), size)
-
-
-def _envelope(text: bytes) -> Envelope:
-    try:
-        return Envelope.model_validate_json(text)
-    except ValidationError as error:
-        raise first_error(error) from None
+    return _cut(form.envelope or envelope_of(body[:size]), memoryview(body), size)
 
 
 def _cut(envelope: Envelope, body: memoryview, at: int) -> InferRequest:
@@ -179,12 +107,13 @@ class Form:
     """A client's envelope, which is the same to the byte as long as it sends so many rows: sound, and checked once.
 
     Attributes:
+        envelope: None of a form that has another's but for its sizes.
         ends: the last byte of each tensor, counted from the envelope's end; none if its requests are to be checked anew.
         plan: what the model that was last asked makes of it, and which model that was. Filled by `input`.
-        met: requests that had it. One alone is not worth preparing for: where texts are sent, nearly every envelope is new.
+        met: requests that had it. One alone is not worth preparing for.
     """
 
-    envelope: Envelope
+    envelope: Envelope | None
     request: InferRequest | None = None
     ends: tuple[int, ...] = ()
     plan: tuple[object, SectionPlan] | None = None
@@ -192,6 +121,8 @@ class Form:
 
     def check(self) -> None:
         """Prepares for the next requests of this form, unless they are to be checked anew."""
+        if self.envelope is None or self.ends:
+            return
         sizes = [given.parameters.binary_data_size for given in self.envelope.inputs]
         ends = tuple(accumulate(size or 0 for size in sizes))
         if None in sizes or ends[-1] > _KEPT_TENSOR_BYTES:
@@ -202,6 +133,17 @@ class Form:
             return
         bare = {name: tensor._replace(data=b"") for name, tensor in request.tensors.items()}  # the zeros are not kept
         self.request, self.ends = replace(request, given=bare), ends
+
+    def sized(self, sizes: Sequence[int]) -> "Form | None":
+        """The same envelope with other sizes, if texts alone have others."""
+        self.check()
+        if self.request is None:
+            return None
+        before = zip(self.request.tensors.values(), self.ends, (0, *self.ends), strict=False)
+        for (tensor, end, start), size in zip(before, sizes, strict=True):
+            if size != end - start and tensor.datatype != "BYTES":
+                return None
+        return Form(None, self.request, tuple(accumulate(sizes)))
 
     def over(self, data: memoryview) -> InferRequest:
         """The same request over other bytes, as many."""
@@ -218,9 +160,31 @@ class Form:
         return tensors
 
 
+@dataclass(slots=True, eq=False)
+class Pattern:
+    """An envelope but for its sizes. form: the first that had it, where its sizes are those of its inputs, in their order."""
+
+    form: Form | None = None
+
+
 @lru_cache(_KEPT_ENVELOPES)
 def _form(text: bytes) -> Form:
-    return Form(_envelope(text))
+    """Where texts are sent, each envelope says how many bytes they have, and hardly one is as another was."""
+    between = _SIZE.split(text)
+    sizes = list(map(int, between[1::2]))
+    pattern = _pattern(tuple(between[::2])) if sizes and b"\\" not in text else Pattern()
+    form = None if pattern.form is None else pattern.form.sized(sizes)
+    if form is None:
+        form = Form(envelope_of(text))
+        assert form.envelope is not None
+        if [given.parameters.binary_data_size for given in form.envelope.inputs] == sizes:
+            pattern.form = form
+    return form
+
+
+@lru_cache(_KEPT_ENVELOPES)
+def _pattern(_: tuple[bytes, ...]) -> Pattern:
+    return Pattern()
 
 
 def checked(envelope: Envelope, raw: Sequence[memoryview | bytes | None]) -> InferRequest:

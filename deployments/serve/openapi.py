@@ -5,8 +5,8 @@ from typing import Any
 
 from deployments.http_api.request_body import ARROW, BINARY
 from deployments.http_api.score_list import MOST_REQUESTS
+from deployments.protocol.envelope import Envelope
 from deployments.protocol.inference import SCORES
-from deployments.protocol.request import Envelope
 from deployments.scoring.request_form import openapi_schemas
 from deployments.scoring.served_model import ServedModel
 

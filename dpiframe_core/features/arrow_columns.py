@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpiframe_core.features.packed_column import JsonColumns
+from dpiframe_core.features.packed_column import JsonColumns, PackedColumns
 from kernels.runtime import c_build
 
 Parts = tuple[Any, ...]
@@ -37,7 +37,7 @@ class ArrowColumns(Mapping[str, pa.Array]):
         return self.parts.keys()
 
 
-IN_PLACE = frozenset({JsonColumns, ArrowColumns})  # the mappings of columns that have `parts` and `rows`
+IN_PLACE = frozenset({JsonColumns, PackedColumns, ArrowColumns})  # the mappings of columns that have `parts` and `rows`
 
 
 def rows_in(columns: Mapping[str, Any]) -> int:

@@ -97,6 +97,29 @@ class JsonColumns(Mapping[str, PackedColumn]):
         return self.parts.keys()
 
 
+@dataclass(slots=True, eq=False)
+class PackedColumns(Mapping[str, PackedColumn]):
+    """Columns that lie in the client's bytes, all of `rows` values. `parts`: `PackedColumn.parts` of each by name, for C."""
+
+    parts: dict[str, tuple[Form, int, bytes | memoryview, bytes | memoryview | None]]
+    rows: int
+
+    def __getitem__(self, name: str) -> PackedColumn:
+        return PackedColumn(*self.parts[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.parts
+
+    def keys(self) -> KeysView[str]:
+        return self.parts.keys()
+
+
 def _texts(data: bytes, count: int) -> list[str]:
     texts, at = [], 0
     for _ in range(count):

@@ -50,6 +50,7 @@ class PreencodedReader:
     def __init__(self, schema: FeatureSchema) -> None:
         self.schema = schema
         self.scopes = {f.name: f.scope for f in schema.features}
+        self.single = frozenset(f.name for f in schema.features if f.max_values == 1)
         layout = schema.block_layout
         self.widths: dict[Section, int] = {
             "context_ids": len(layout.context_ids.widths), "candidate_ids": len(layout.candidate_ids.widths),

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from deployments.client.columns import raw_tensors
 from deployments.config import Limits
 from deployments.protocol import input as reader
+from deployments.protocol import raw_tensors as columns_of_tensors
 from deployments.protocol.request import parse
 from deployments.scoring.job import Job
 from deployments.scoring.request_form import RequestForm, ScoreInput
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.features.packed_column import JsonColumns, PackedColumn
+from dpiframe_core.features.packed_column import JsonColumns, PackedColumn, PackedColumns
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.raw_columns import as_list
 from dpiframe_core.features.row_block import RowBlock
@@ -231,12 +232,14 @@ def test_what_is_no_number_is_not_taken(number: str) -> None:
     assert functions.json_columns(body.replace(number.encode(), b"1"), {"price": 1 << 2}, 10, 10) is not None
 
 
-def encode(candidates: Any, context: Any, context_rows: Any = None) -> RowBlock:
-    return ENCODER.encode(candidates, context, RowBlock.allocate, context_rows)
+def served(schema: FeatureSchema, encoder: Encoder) -> Any:
+    def encode(candidates: Any, context: Any, context_rows: Any = None) -> RowBlock:
+        return encoder.encode(candidates, context, RowBlock.allocate, context_rows)
+
+    return SimpleNamespace(encoded=PreencodedReader(schema), scorer=SimpleNamespace(allocate=RowBlock.allocate), encode=encode)
 
 
-SCORER = SimpleNamespace(allocate=RowBlock.allocate)
-SERVED: Any = SimpleNamespace(encoded=PreencodedReader(SCHEMA), scorer=SCORER, encode=encode)
+SERVED, SERVED_PLAIN = served(SCHEMA, ENCODER), served(PLAIN, OF[False][0])
 
 
 def tensors_of(request: dict[str, Any]) -> tuple[bytes, str]:
@@ -249,30 +252,47 @@ def tensors_of(request: dict[str, Any]) -> tuple[bytes, str]:
     return envelope + b"".join(t.data for t in wired), str(len(envelope))
 
 
-def both_tensor_outcomes(body: bytes, length: str) -> tuple[object, object]:
-    def encoded() -> Any:
-        return reader.encode(SERVED, parse(body, length), 4, Job("1", 0.0))
+def both_tensor_outcomes(body: bytes, length: str, lists: bool) -> tuple[object, object, Job]:
+    def encoded(job: Job) -> Any:
+        return reader.encode(SERVED if lists else SERVED_PLAIN, parse(body, length), 4, job)
 
-    got = outcome(encoded)
+    job = Job("1", 0.0)
+    got = outcome(lambda: encoded(job))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "_packed", lambda *_: None)
-        return got, outcome(encoded)
+        patch.setattr(reader, "in_place", lambda *_: None)
+        patch.setattr(columns_of_tensors, "_packed", lambda *_: None)
+        return got, outcome(lambda: encoded(Job("2", 0.0))), job
 
 
-@given(requests(odd=False))
-def test_tensors_of_raw_values_are_read_where_they_lie(request: dict[str, Any]) -> None:
-    request["candidates"]["wide"] = [v if v is None else float(v) for v in request["candidates"]["wide"]]
-    got, wanted = both_tensor_outcomes(*tensors_of(request))
+@given(requests(odd=False), st.booleans())
+def test_tensors_of_raw_values_are_read_where_they_lie(request: dict[str, Any], lists: bool) -> None:
+    columns, context = request["candidates"], request["context"]
+    columns["wide"] = [v if v is None else float(v) for v in columns["wide"]]
+    if not lists:
+        del columns["tags"]
+    got, wanted, job = both_tensor_outcomes(*tensors_of(request), lists)
     assert isinstance(got, bytes)
-    assert got == wanted == outcome(lambda: ENCODER.encode(request["candidates"], request["context"]))
+    assert got == wanted == outcome(lambda: OF[lists][0].encode(columns, context))
+    assert job.given is not None
+    candidates, values = job.given
+    assert isinstance(candidates, PackedColumns) != lists
+    assert candidates.keys() == set(candidates) == SERVED.encoded.scopes.keys() - values.keys() - ({"tags"} - {*columns})
+    assert len(candidates) == len({*candidates})
+    given_ = {name: [value] for name, value in context.items()} | columns  # one candidate's context may be a column
+    assert {name: floats(as_list(c)) for name, c in candidates.items()} == {name: floats(given_[name]) for name in candidates}
 
 
-@given(requests(odd=False), st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=3)), min_size=1, max_size=3))
-def test_damaged_tensors_get_the_same_answer(request: dict[str, Any], damage: list[tuple[int, bytes]]) -> None:
+@given(
+    requests(odd=False), st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=3)), min_size=1, max_size=3),
+    st.booleans(),
+)  # fmt: skip
+def test_damaged_tensors_get_the_same_answer(request: dict[str, Any], damage: list[tuple[int, bytes]], lists: bool) -> None:
+    if not lists:
+        del request["candidates"]["tags"]
     body, length = tensors_of(request)
     data = bytearray(body)
     for at, new in damage:
         at = int(length) + at % max(1, len(data) - int(length) - len(new))
         data[at : at + len(new)] = new
-    got, wanted = both_tensor_outcomes(bytes(data[: len(body)]), length)
+    got, wanted, _ = both_tensor_outcomes(bytes(data[: len(body)]), length, lists)
     assert got == wanted
