@@ -2,39 +2,26 @@
 kernels/columns.
 """
 
-from collections.abc import Iterator, KeysView, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from dpiframe_core.features.packed_column import JsonColumns, PackedColumns
+from dpiframe_core.features.packed_column import ColumnsInPlace, JsonColumns, PackedColumns
 from kernels.runtime import c_build
 
 Parts = tuple[Any, ...]
 
 
 @dataclass(slots=True, eq=False)
-class ArrowColumns(Mapping[str, pa.Array]):
-    """Columns of one record batch, all of `rows` values. `parts`: of each by name, for C, in the batch's order. An array is
-    made of one when it is asked for.
-    """
+class ArrowColumns(ColumnsInPlace):
+    """Columns of one record batch, in its order. An array is made of one when it is asked for."""
 
-    parts: dict[str, Parts]
-    rows: int
     batch: pa.RecordBatch
 
     def __getitem__(self, name: str) -> pa.Array:
         return self.batch.column(self.parts[name][3] >> 16)  # arrow.c says what is in it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def keys(self) -> KeysView[str]:
-        return self.parts.keys()
 
 
 IN_PLACE = frozenset({JsonColumns, PackedColumns, ArrowColumns})  # the mappings of columns that have `parts` and `rows`

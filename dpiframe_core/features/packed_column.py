@@ -72,52 +72,44 @@ class PackedColumn:
 
 
 @dataclass(slots=True, eq=False)
-class JsonColumns(Mapping[str, PackedColumn]):
-    """Columns of one body of JSON, all of `rows` values. `parts`: of each by name, for C. A `PackedColumn` is made of them when
-    it is asked for: to make forty was a tenth of a small request's CPU.
+class ColumnsInPlace(Mapping[str, Any]):
+    """Columns of one request where they lie, all of `rows` values. `parts`: of each by name, for C. What Python reads is made
+    of them when it is asked for: to make forty `PackedColumn`s was a tenth of a small request's CPU.
     """
 
-    parts: dict[str, tuple[int, int, bytes, tuple[int, int]]]
+    parts: dict[str, Any]
     rows: int
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.parts
+
+    def keys(self) -> KeysView[str]:
+        return self.parts.keys()
+
+
+class JsonColumns(ColumnsInPlace):
+    """Columns of one body of JSON. `parts`: form, rows, the body, and where the array is in it."""
+
+    __slots__ = ()
 
     def __getitem__(self, name: str) -> PackedColumn:
         _, rows, body, (start, end) = self.parts[name]
         return PackedColumn(Form.JSON, rows, memoryview(body)[start:end])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
 
-    def __len__(self) -> int:
-        return len(self.parts)
+class PackedColumns(ColumnsInPlace):
+    """Columns of tensors. `parts`: as `PackedColumn.parts`."""
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.parts
-
-    def keys(self) -> KeysView[str]:
-        return self.parts.keys()
-
-
-@dataclass(slots=True, eq=False)
-class PackedColumns(Mapping[str, PackedColumn]):
-    """Columns that lie in the client's bytes, all of `rows` values. `parts`: `PackedColumn.parts` of each by name, for C."""
-
-    parts: dict[str, tuple[Form, int, bytes | memoryview, bytes | memoryview | None]]
-    rows: int
+    __slots__ = ()
 
     def __getitem__(self, name: str) -> PackedColumn:
         return PackedColumn(*self.parts[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.parts
-
-    def keys(self) -> KeysView[str]:
-        return self.parts.keys()
 
 
 def _texts(data: bytes, count: int) -> list[str]:
