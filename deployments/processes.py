@@ -45,17 +45,19 @@ def make_room_for_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard >= 0 else _DESCRIPTORS  # below 0: there is no limit
     wanted = min(most, _DESCRIPTORS)
-    with contextlib.suppress(OSError):  # it is not open
+    with contextlib.suppress(OSError):  # it is not open yet
         os.fstat(wanted - 1)
         return
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with (
+        contextlib.suppress(OSError),
+        open(os.devnull, "rb") as null,
+    ):  # a process without it is slower at times, and that is all
         if 0 <= soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, wanted - 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        os.close(null)
+        try:
+            fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, wanted - 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @contextlib.contextmanager
