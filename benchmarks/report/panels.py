@@ -16,20 +16,9 @@ COLOURS = {
 SHADES = ("#F2C4C9", "#E8959E", "#DC6573", "#BE3A4C", "#7F2433")  # light to dark: few rows to many
 LANES = ("#EDB6BC", "#DE7F8A", "#D1495B", "#9A2E3D")
 STAGES = (
-    "#C9CED8",
-    "#8D99AE",
-    "#5C677D",
-    "#2B6CA3",
-    "#8AB6D6",
-    "#2E7D5B",
-    "#7EB09B",
-    "#E9B44C",
-    "#D1495B",
-    "#E8A0A8",
-    "#B279A2",
-    "#9D755D",
-    "#E5DED3",
-)
+    "#C9CED8", "#8D99AE", "#5C677D", "#2B6CA3", "#8AB6D6", "#2E7D5B", "#7EB09B", "#E9B44C", "#D1495B", "#E8A0A8", "#B279A2",
+    "#9D755D", "#E5DED3",
+)  # fmt: skip
 OTHERS = ("#8D99AE", "#8AB6D6", "#2B6CA3", "#7EB09B", "#2E7D5B", "#E9B44C", "#B279A2", "#9D755D")
 
 

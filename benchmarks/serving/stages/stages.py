@@ -4,6 +4,7 @@ How much each of our processes takes is the kernel's own count, as in suite `req
 of perf's samples, of the same load.
 """
 
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from deployments.serve.host import free_ports
 
 _SAMPLED = ("haproxy", "ingress", "engine", "replica")
 _FUNCTIONS = 12
+_MOST_ROWS = 49_152  # of the 65,536 that may wait: what refusals cost would be counted to those that are answered
 
 
 def run(plan: Plan, perf: str, said: Callable[[str], None]) -> Iterator[Record]:
@@ -25,15 +27,17 @@ def run(plan: Plan, perf: str, said: Callable[[str], None]) -> Iterator[Record]:
     cpu_us: user and system microseconds a request, by stage. functions: those that take the most, (stage, name, microseconds).
 
     Raises:
-        RuntimeError: perf cannot sample here; or this Python does not name its functions to it.
+        RuntimeError: there is no perf, or it cannot sample here; or this Python does not name its functions to it.
     """
+    if shutil.which(perf) is None:
+        raise RuntimeError(f"serving_stages: got no program {perf!r}, expected Linux's perf")
     if sys.version_info < (3, 12):
         raise RuntimeError(f"serving_stages: got Python {sys.version.split()[0]}, expected 3.12, which names functions to perf")
     (direct,) = free_ports(1)
     config = our_config(plan.system, plan.bundle, plan.device, 1, plan.ingress) | {"http": {"direct_port": direct}}
     with our_server(config, ENVIRONMENT) as server:
         for ask in asked(plan, server, direct):
-            for connections in plan.connections:
+            for connections in {min(most, max(1, _MOST_ROWS // ask.rows)): None for most in plan.connections}:
                 settle(server)
                 parts = parts_of(server)
                 with sampled(perf, [pid for pid, part in parts.items() if part in _SAMPLED], plan.seconds) as samples:

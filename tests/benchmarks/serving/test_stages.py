@@ -2,14 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from benchmarks.serving.request_budget import PARTS
+from benchmarks.serving.request_budget import PARTS, Plan
 from benchmarks.serving.stages import stage_of as rules
 from benchmarks.serving.stages.perf_samples import Frame, Sample, sampled, samples_in
 from benchmarks.serving.stages.stage_of import STAGES, function_of, stage_of
-from benchmarks.serving.stages.stages import by_stage
+from benchmarks.serving.stages.stages import by_stage, run
 
 ROOT = Path(__file__).parents[3]
 LISTENER = "/root/.cache/dpiframe/listener-0f.so"
@@ -101,6 +102,8 @@ def test_every_function_and_every_file_of_the_rules_is_there() -> None:
 
 
 def test_without_perf_the_suite_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="got no program 'no-such-perf', expected Linux's perf"):
+        next(run(cast(Plan, None), "no-such-perf", print))  # before it starts a service
     refuses = tmp_path / "perf"
     refuses.write_text("#!/bin/sh\necho no permission >&2\nexit 3\n")
     refuses.chmod(0o755)
