@@ -16,15 +16,15 @@ from benchmarks.records.record import Record, record
 from benchmarks.serving.host_cores import stolen_share
 from benchmarks.serving.load import Load, drive, request_bytes
 from benchmarks.serving.payloads import Payloads, scores_in
-from benchmarks.serving.systems import Running, first_answer, our_config, our_server, settle
+from benchmarks.serving.systems import Running, first_answer, our_config, our_server, processes_of_session, settle
 from deployments.serve.host import free_ports
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.options import GOLDEN_TOLERANCE
 
 PARTS = ("haproxy", "ingress", "engine", "replica", "rest")  # a replica is ingress and engine in one; the rest is Ray
 _NAMES = {
-    "ingress": b"ServeReplica:dpiframe:Ingress", "engine": b"ServeReplica:dpiframe:Engine",
-    "replica": b"ServeReplica:dpiframe:Replica", "haproxy": b"haproxy",
+    "ingress": "ServeReplica:dpiframe:Ingress", "engine": "ServeReplica:dpiframe:Engine",
+    "replica": "ServeReplica:dpiframe:Replica", "haproxy": "haproxy",
 }  # fmt: skip
 _PATHS = {"binary": "/v2/models/demo/infer", "bytes": "/v2/models/demo/infer"}
 
@@ -132,14 +132,8 @@ def measured(plan: Plan, ask: Asked, connections: int, rate: float) -> tuple[Loa
 
 def parts_of(server: Running) -> dict[int, str]:
     """The process ids of a server, and the part that each is of."""
-    parts = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has just ended
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == server.process.pid:  # its session
-                name = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
-                parts[int(folder.name)] = next((part for part, said in _NAMES.items() if said in name), "rest")
-    return parts
+    running = processes_of_session(server.process.pid)
+    return {pid: next((part for part, said in _NAMES.items() if said in title), "rest") for pid, title in running}
 
 
 def _cpu_ticks(server: Running) -> dict[str, list[int]]:

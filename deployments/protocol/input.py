@@ -18,10 +18,11 @@ from deployments.scoring.job import Job
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.block_layout import SECTIONS, Section
+from dpiframe_core.features.packed_column import PackedColumn, PackedColumns, PackedParts
 from dpiframe_core.features.preencoded import CONTEXT_ROWS, check_context_rows
 from dpiframe_core.features.raw_columns import ColumnValues
 from dpiframe_core.features.row_block import RowBlock
-from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.features.schema import FeatureSchema, Scope
 from kernels.runtime import c_build
 
 
@@ -71,30 +72,46 @@ def encode(served: ServedModel, request: InferRequest, max_rows: int, job: Job) 
         return encoded.features(arrays, served.scorer.allocate, context_rows)
     if c_build.request_extension() is not None:
         try:
-            if context_rows is None and (found := in_place(encoded.single, encoded.scopes, features, max_rows)):
-                job.given = found
-                return served.encode(*found)
-            return _encoded(served, raw_columns(schema, features, max_rows, packed=True), context_rows, job)
+            parts, left = in_place(encoded.single, features, max_rows)
+            if not left and context_rows is None and (block := _encoded_in_place(served, parts, job)) is not None:
+                return block
+            packed = {name: RawColumn(PackedColumn(*part), part[1]) for name, part in parts.items()}
+            return _encoded(served, packed | raw_columns(schema, left, max_rows), context_rows, job)
         except (InputError, ValueError):  # to be said below, of values as Python has them
             pass
-    return _encoded(served, raw_columns(schema, features, max_rows, packed=False), context_rows, job)
+    return _encoded(served, raw_columns(schema, features, max_rows), context_rows, job)
+
+
+def _encoded_in_place(served: ServedModel, parts: dict[str, PackedParts], job: Job) -> RowBlock | None:
+    """As `_encoded`, of columns that are in place; None if their lengths differ. A `RawColumn` for each of forty would take as
+    long as the values of a small request.
+    """
+    alone = _of_context({name: part[1] for name, part in parts.items()}, served.encoded.scopes)
+    candidates = {name: part for name, part in parts.items() if name not in alone}
+    if len(lengths := {part[1] for part in candidates.values()}) != 1:
+        return None
+    context = {name: PackedColumn(*parts[name]).values()[0] for name in alone}
+    job.given = PackedColumns(candidates, *lengths), context
+    return served.encode(*job.given)
+
+
+def _of_context(rows: Mapping[str, int], scopes: Mapping[str, Scope]) -> set[str]:
+    """The columns that are one value for the whole request."""
+    most = max(rows.values())
+    return {name for name, count in rows.items() if count == 1 and (most > 1 or scopes[name] == "context")}
 
 
 def _encoded(
     served: ServedModel, columns: Mapping[str, RawColumn], context_rows: npt.NDArray[np.int64] | None, job: Job
 ) -> RowBlock:
     scopes = served.encoded.scopes
-    candidates: dict[str, ColumnValues] = {}
-    context: dict[str, Any] = {}
     if context_rows is None:
-        rows = max(column.rows for column in columns.values())
-        for name, column in columns.items():
-            if column.rows == 1 and (rows > 1 or scopes[name] == "context"):
-                context[name] = column.only
-            else:
-                candidates[name] = column.values
+        alone = _of_context({name: column.rows for name, column in columns.items()}, scopes)
+        candidates: dict[str, ColumnValues] = {name: column.values for name, column in columns.items() if name not in alone}
+        context: dict[str, Any] = {name: columns[name].only for name in alone}
         job.given = candidates, context
         return served.encode(candidates, context)
+    candidates, context = {}, {}
     rows, contexts = int(context_rows.sum()), len(context_rows)
     check_context_rows(context_rows, rows)
     for name, column in columns.items():

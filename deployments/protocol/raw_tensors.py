@@ -15,9 +15,9 @@ import pyarrow as pa
 from deployments.protocol.tensors import DTYPES, Tensor, numbers_of, texts_of
 from deployments.scoring.faults import Words
 from dpiframe_core.errors import InputError, TooLarge
-from dpiframe_core.features.packed_column import ARRAYS, Form, PackedColumn, PackedColumns
+from dpiframe_core.features.packed_column import ARRAYS, Form, PackedColumn, PackedParts
 from dpiframe_core.features.raw_columns import ColumnValues
-from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric, Scope
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 
 _MISSING = ":missing"
 _FORMS = {name: ARRAYS[dtype] for name, dtype in DTYPES.items() if dtype in ARRAYS} | {"BYTES": Form.TEXTS}
@@ -45,47 +45,35 @@ def bounded(rows: int, max_rows: int) -> None:
 
 
 def in_place(
-    single: Collection[str], scopes: Mapping[str, Scope], tensors: Mapping[str, Tensor], max_rows: int
-) -> tuple[PackedColumns, dict[str, object]] | None:
-    """Candidates' columns as they lie in the body, and the context's values, of a request that has nothing else.
-
-    None for any other, and for what is wrong: to be said by `raw_columns`. A `RawColumn` for each of forty tensors would take
-    as long as the values of a small request.
+    single: Collection[str], tensors: Mapping[str, Tensor], max_rows: int
+) -> tuple[dict[str, PackedParts], dict[str, Tensor]]:
+    """Columns of one value a row as they lie in the body, by feature, and the tensors that are none, or may be none.
 
     Args:
         single: features of one value a row.
     """
-    parts: dict[str, tuple[Form, int, Any, Any]] = {}
-    masks: dict[str, tuple[int, Any]] = {}
-    rows = 0
-    for name, datatype, shape, data in tensors.values():
-        flat = len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)
-        if not flat or type(data) is list:
-            return None
-        if name in single and (form := _FORMS.get(datatype)) is not None:
+    parts: dict[str, PackedParts] = {}
+    masks: dict[str, Tensor] = {}
+    left: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        _, datatype, shape, data = tensor
+        if isinstance(data, list) or not 0 < shape[0] <= max_rows or (len(shape) == 2 and shape[1] != 1):
+            left[name] = tensor
+        elif name in single and (form := _FORMS.get(datatype)) is not None:
             parts[name] = form, shape[0], data, None
-            rows = max(rows, shape[0])
-        elif name.endswith(_MISSING) and datatype == "BOOL":
-            masks[name[: -len(_MISSING)]] = shape[0], data
         else:
-            return None
-    for name, (count, mask) in masks.items():
-        if name not in parts or parts[name][1] != count:
-            return None
-        parts[name] = *parts[name][:3], mask
-    if not 0 < rows <= max_rows:
-        return None
-    context: dict[str, object] = {}
-    for name in [name for name, part in parts.items() if part[1] != rows or (rows == 1 and scopes[name] == "context")]:
-        column = PackedColumn(*parts.pop(name))
-        if column.rows != 1:
-            return None
-        (context[name],) = column.values()
-    return (PackedColumns(parts, rows), context) if parts else None
+            (masks if name.endswith(_MISSING) and datatype == "BOOL" else left)[name] = tensor
+    for name, mask in masks.items():
+        part = parts.get(feature := name[: -len(_MISSING)])
+        if part is None or part[1] != mask.shape[0]:
+            left[name] = mask
+        else:
+            parts[feature] = *part[:3], cast(memoryview, mask.data)
+    return parts, left
 
 
-def raw_columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: int, packed: bool) -> dict[str, RawColumn]:
-    """By feature, in the request's order. `packed`: those of one value a row as they lie in the body, not looked at yet."""
+def raw_columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: int) -> dict[str, RawColumn]:
+    """By feature, in the request's order, of values as Python or NumPy has them."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         feature, _, suffix = name.partition(":")
@@ -93,19 +81,9 @@ def raw_columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: 
             raise InputError("inputs", name, "a feature of the model, or one of its :lengths or :missing")
         parts.setdefault(feature, {})[suffix] = tensor
     out: dict[str, RawColumn] = {}
-    if packed:
-        for feature, part in parts.items():
-            if "" in part and (column := _packed(schema.feature(feature), part, max_rows)) is not None:
-                out[feature] = column
-    listed = {
-        feature: part[""]
-        for feature, part in parts.items()
-        if feature not in out and "" in part and part[""].datatype == "BYTES"
-    }
+    listed = {feature: part[""] for feature, part in parts.items() if "" in part and part[""].datatype == "BYTES"}
     texts = dict(zip(listed, texts_of(list(listed.values())), strict=True))
     for feature, part in parts.items():
-        if feature in out:
-            continue
         if "" not in part:
             raise InputError(f"inputs.{feature}", None, f"its values, as there is {next(iter(part.values())).name}")
         tensor = part[""]
@@ -120,21 +98,6 @@ def raw_columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: 
             values = numbers_of(tensor).reshape(-1)
         out[feature] = _column(schema.feature(feature), tensor, values, part.get("lengths"), part.get("missing"))
     return out
-
-
-def _packed(f: Categorical | Numeric, part: Mapping[str, Tensor], max_rows: int) -> RawColumn | None:
-    """None for what is no such column, or may be none."""
-    tensor, missing = part[""], part.get("missing")
-    form = Form.TEXTS if tensor.datatype == "BYTES" else ARRAYS.get(DTYPES[tensor.datatype])
-    rows = tensor.shape[0]
-    if form is None or f.max_values > 1 or "lengths" in part or tensor.shape[1:] not in ((), (1,)) or not 0 < rows <= max_rows:
-        return None
-    if missing is not None and (missing.datatype != "BOOL" or missing.shape not in ((rows,), (rows, 1))):
-        return None
-    mask = None if missing is None else missing.data
-    if isinstance(tensor.data, list) or isinstance(mask, list):
-        return None
-    return RawColumn(PackedColumn(form, rows, tensor.data, mask), rows)
 
 
 def _column(

@@ -23,8 +23,8 @@ from kernels.runtime.gc_pause import gc_paused
 _COLLECT_BELOW_BYTES = 65_536
 _NAMES_SHOWN = 64
 _KEPT_ENVELOPES, _KEPT_BYTES = 256, 16_384  # so many, of at most so many bytes each,
-_SIZE = re.compile(rb'(?<="binary_data_size":)( ?(?:0|[1-9][0-9]{0,9}))(?=[,} \r\n\t])')
 _KEPT_TENSOR_BYTES = 1 << 20  # and over tensors of at most so many: for larger ones an envelope costs little beside them
+_SIZE = re.compile(rb'(?<="binary_data_size":)( ?(?:0|[1-9][0-9]{0,9}))(?=[,} \r\n\t])')
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class PackedColumn:
         return self.rows
 
     @property
-    def parts(self) -> tuple[Form, int, bytes | memoryview, bytes | memoryview | None]:
+    def parts(self) -> "PackedParts":
         """For C."""
         return self.form, self.rows, self.data, self.missing
 
@@ -69,6 +69,9 @@ class PackedColumn:
         if self.missing is None:
             return values
         return [None if gone else value for value, gone in zip(values, bytes(self.missing), strict=True)]
+
+
+PackedParts: TypeAlias = tuple[Form, int, bytes | memoryview, bytes | memoryview | None]
 
 
 @dataclass(slots=True, eq=False)

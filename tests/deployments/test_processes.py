@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import ray
 
+from deployments import processes
+from deployments.direct import listener
 from deployments.processes import end_without_raylet, killed_after, processes_of, proxy_threads
 from deployments.serve import cluster
 
@@ -141,3 +143,7 @@ def test_a_process_and_what_it_starts_have_places_for_all_their_connections_at_o
     own, child, soft, left = map(int, said.split())
     assert min(own, child) >= min(hard, 8_704)
     assert (soft, left) == (64, hard)  # a limit is the user's
+
+
+def test_there_are_places_for_the_connections_of_both_listeners_of_a_process():
+    assert processes._DESCRIPTORS >= 2 * listener._MOST_CONNECTIONS + listener._OTHER_DESCRIPTORS

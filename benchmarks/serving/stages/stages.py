@@ -59,7 +59,7 @@ def by_stage(
 ) -> tuple[dict[str, tuple[float, float]], list[tuple[str, str, float]]]:
     """User and system microseconds by stage, and the functions that take the most, from what each part takes in all.
 
-    What Ray's own processes take, of which there are no samples, is stage "ray".
+    What Ray's own processes take, of which no samples are taken, is stage "ray".
     """
     counts = {part: Counter[tuple[str, bool, str]]() for part in by_part}
     for sample in samples:
@@ -69,8 +69,9 @@ def by_stage(
     functions = Counter[tuple[str, str]]()
     for part, (user, system) in by_part.items():
         if not counts[part]:
-            stages["ray"][0] += user
-            stages["ray"][1] += system
+            unknown = "rest" if part in _SAMPLED else "ray"
+            stages[unknown][0] += user
+            stages[unknown][1] += system
             continue
         each = (user + system) / counts[part].total()
         for (stage, in_kernel, function), count in counts[part].items():

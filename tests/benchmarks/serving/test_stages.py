@@ -76,12 +76,18 @@ def test_a_sample_is_of_one_stage(sample: Sample, part: str, stage: str) -> None
 def test_the_stages_take_what_the_processes_take() -> None:
     sockets = at(("__x64_sys_sendmsg", "[kernel.kallsyms]"), ("dpi_first_pushed", LISTENER), pid=1)
     samples = [*[sockets] * 3, at(("dpi_http_head", LISTENER), pid=1), at(("h1_send", "/srv/haproxy"), pid=2)]
-    spent = dict.fromkeys(PARTS, (0.0, 0.0)) | {"ingress": (6.0, 2.0), "haproxy": (20.0, 21.0), "rest": (3.0, 1.5)}
+    spent = dict.fromkeys(PARTS, (0.0, 0.0)) | {
+        "ingress": (6.0, 2.0),
+        "haproxy": (20.0, 21.0),
+        "rest": (3.0, 1.5),
+        "engine": (0.5, 0.0),
+    }
     cpu_us, functions = by_stage(samples, {1: "ingress", 2: "haproxy", 9: "rest"}, spent)
     assert cpu_us["sockets"] == (0.0, 6.0)  # three of four samples of 8 us, all in the kernel
     assert cpu_us["parse"] == (2.0, 0.0)
     assert cpu_us["haproxy"] == (41.0, 0.0)
     assert cpu_us["ray"] == (3.0, 1.5)
+    assert cpu_us["rest"] == (0.5, 0.0)  # of a process that ran and was not seen
     assert sum(map(sum, cpu_us.values())) == pytest.approx(sum(map(sum, spent.values())))
     assert functions == [
         ("haproxy", "h1_send", 41.0), ("sockets", "dpi_first_pushed > sendmsg", 6.0), ("parse", "dpi_http_head", 2.0)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from deployments.client.columns import raw_tensors
 from deployments.config import Limits
 from deployments.protocol import input as reader
-from deployments.protocol import raw_tensors as columns_of_tensors
 from deployments.protocol.request import parse
 from deployments.scoring.job import Job
 from deployments.scoring.request_form import RequestForm, ScoreInput
@@ -259,8 +258,7 @@ def both_tensor_outcomes(body: bytes, length: str, lists: bool) -> tuple[object,
     job = Job("1", 0.0)
     got = outcome(lambda: encoded(job))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "in_place", lambda *_: None)
-        patch.setattr(columns_of_tensors, "_packed", lambda *_: None)
+        patch.setattr(reader, "in_place", lambda _, tensors, __: ({}, tensors))
         return got, outcome(lambda: encoded(Job("2", 0.0))), job
 
 
