@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 static const double LINGER_S = 300e-6, RECENT = 0.25, FAILED_S = 1.0;  // as connection.py and scorer.py have them
+static const double SOON_MS = 1;  // what an ask may be kept back for
 enum { HEADER_TEXT = 1024, TOGETHER_ROWS = 1024, FORM_HEAD = 4096 };  // the last as express.py has it
 
 // The connection's request is no longer with C.
@@ -57,17 +58,29 @@ static int fits(const EngineRing *r, const Form *f, int rows, int contexts) {
     return dpi_form_laid_out(f, rows, contexts, NULL) + (int64_t)rows * f->tasks * 4 <= r->slot_bytes;
 }
 
-// Those of one engine are cheap to look through, and there is one on most nodes.
-static EngineRing *best(const Form *f, double now) {
-    EngineRing *found = NULL;
+// Whether a form's requests may be asked for together with those that an ask holds.
+static int joins(const EngineRing *r, const Ask *ask, const Form *f) {
+    const Form *first = ask->form;
+    return first->rings == f->rings && !memcmp(first->widths, f->widths, sizeof f->widths) && first->tasks == f->tasks &&
+           first->priority == f->priority && first->deadline_s == f->deadline_s &&
+           r->members[ask->slot] < MEMBERS && ask->rows + f->rows <= TOGETHER_ROWS &&
+           fits(r, f, ask->rows + f->rows, ask->contexts + f->contexts);
+}
+
+// The engine with the least to do. While all of them have something, requests that come together go together, as an engine works
+// by asks more than by rows.
+static EngineRing *best(const Listener *l, const Form *f, double now) {
+    EngineRing *found = NULL, *joined = NULL;
     int64_t least = INT64_MAX;
     const Py_ssize_t count = PyList_GET_SIZE(f->rings);
     for (Py_ssize_t i = 0; i < count; ++i) {
         EngineRing *r = (EngineRing *)PyList_GET_ITEM(f->rings, i);
         if (dpi_ring_leaving(r) || r->failed_at + FAILED_S > now) return NULL;  // who is asked then is Python's to say
-        const int64_t load = count > 1 ? dpi_ring_load(r) : 0;
+        const int64_t load = count > 1 ? dpi_ring_load(r) : 0;  // there is one on most nodes
         if (load < least) found = r, least = load;
+        if (r->place >= 0 && l->asks[r->place].form && joins(r, l->asks + r->place, f)) joined = r;
     }
+    if (least > 0 && joined) found = joined;
     return found && found->place >= 0 && fits(found, f, f->rows, f->contexts) ? found : NULL;
 }
 
@@ -98,15 +111,6 @@ static void put(Listener *l, EngineRing *r) {
 void dpi_express_asked(Listener *l, EngineRing *r) {
     put(l, r);
     dpi_ring_tell(r);
-}
-
-// Whether a form's requests may be asked for together with those that an ask holds.
-static int joins(const EngineRing *r, const Ask *ask, const Form *f) {
-    const Form *first = ask->form;
-    return first->rings == f->rings && !memcmp(first->widths, f->widths, sizeof f->widths) && first->tasks == f->tasks &&
-           first->priority == f->priority && first->deadline_s == f->deadline_s &&
-           r->members[ask->slot] < MEMBERS && ask->rows + f->rows <= TOGETHER_ROWS &&
-           fits(r, f, ask->rows + f->rows, ask->contexts + f->contexts);
 }
 
 static void timed(Listener *l, double at) {
@@ -156,7 +160,7 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
     Form *f = dpi_form_of(l, h->apart ? fixed : data, size, data + h->bytes, h->body_bytes);
     if (f == NULL) return 0;
     const double started = dpi_now_s();
-    EngineRing *r = best(f, started);
+    EngineRing *r = best(l, f, started);
     if (r == NULL) return 0;
     Ask *ask = l->asks + r->place;
     if (ask->form && !joins(r, ask, f)) dpi_express_asked(l, r);
@@ -185,7 +189,10 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
 int dpi_express_flushed(Listener *l) {
     for (int i = 0; i < RINGS; ++i) {
         EngineRing *r = l->rings[i];
-        if (r == NULL || (!r->unsaid && l->asks[i].form == NULL)) continue;
+        const Form *next = l->asks[i].form;
+        if (r == NULL || (!r->unsaid && next == NULL)) continue;
+        // What it would not read yet may grow: its next answer, a short run away, comes back here.
+        if (!r->unsaid && next->priority <= 0 && r->run_ms < SOON_MS && dpi_ring_behind(r)) continue;
         dpi_express_asked(l, r);
         if (r->open != 1 || l->flying != 1 || r->lone_s > LINGER_S) continue;
         // A GPU needs some 30 us, and an event loop that sleeps 50 us or more to wake up. Others may have the GIL meanwhile.
@@ -248,6 +255,7 @@ int dpi_express_answered(Listener *l, EngineRing *r) {
         const Ask *next = l->asks + r->place;
         if (next->form && next->slot == (int)got.slot) continue;  // it was not asked for yet
         if (got.status == STATUS_FAILED) r->failed_at = now;
+        if (got.status == STATUS_OK) r->run_ms = got.device_ms;
         const char *behind = NULL;
         for (int i = 0; good && i < r->members[got.slot]; ++i) {
             const uint64_t owner = dpi_ring_owners(r, got.slot)[i];

@@ -45,6 +45,7 @@ static int64_t unread(const Py_buffer *rings) {
 
 int64_t dpi_ring_waiting(const EngineRing *r) { return rows_said(r, QUEUED) + unread(&r->rings) + unread(&r->beside); }
 
+int dpi_ring_behind(const EngineRing *r) { return said(r, BUSY_WORD) != 0 && unread(&r->rings) > 0; }
 int64_t dpi_ring_load(const EngineRing *r) { return dpi_ring_waiting(r) + rows_said(r, INFLIGHT); }
 int dpi_ring_leaving(const EngineRing *r) { return said(r, LEAVING_WORD) != 0; }
 

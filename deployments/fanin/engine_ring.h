@@ -29,7 +29,7 @@ typedef struct {
     int answer_fd, wake_fd, most_rows, slots, free_count, open, place;  // open: slots in use; place: of a listener's, or -1
     int64_t slot_bytes, answers_at;
     uint64_t asks, answers, asks_mask, answers_mask;  // written, and read so far
-    double failed_at, lone_s;                         // when its device last failed; how long a lone request takes, lately
+    double failed_at, lone_s, run_ms;                 // when its device last failed; a lone request's time, lately; its last run's
     uint64_t *owner;                                  // MEMBERS of each slot: who waits; 0: nobody any more, or nobody yet
     uint8_t *members;                                 // of each slot; 0: it is free
     int32_t *rows, *contexts;                         // of the block in each slot
@@ -47,6 +47,8 @@ double dpi_now_s(void);
 // Rows that wait there, and those that run besides.
 int64_t dpi_ring_waiting(const EngineRing *r);
 int64_t dpi_ring_load(const EngineRing *r);
+// Whether all its lanes have a run, and an ask of this ring lies there that none has read.
+int dpi_ring_behind(const EngineRing *r);
 // Whether it asks its ingresses to go elsewhere.
 int dpi_ring_leaving(const EngineRing *r);
 

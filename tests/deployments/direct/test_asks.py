@@ -1,0 +1,102 @@
+"""What an ingress asks engines for at once: an engine works by asks more than by rows, so requests that can go together do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from deployments.fanin.acceptor import Acceptor
+from deployments.fanin.batcher import FanInBatcher
+from dpiframe_core.features.row_block import BatchResult, RowBlock
+from tests.deployments.direct.test_express import Ingress, expected, post, scores
+from tests.deployments.fanin.doubles import FINGERPRINT
+from tests.deployments.serving_doubles import SCHEMA, FakeEngine, until
+
+
+class Counting(FakeEngine):
+    """Counts the asks that came to it, and says that its runs took so long."""
+
+    def __init__(self, device_ms: float = 0.5) -> None:
+        super().__init__()
+        self.asks, self._device_ms = 0, device_ms
+
+    def run_batch(self, blocks: Sequence[RowBlock]) -> BatchResult:
+        self.asks += len(blocks)
+        return super().run_batch(blocks)._replace(device_ms=self._device_ms)
+
+
+@pytest.mark.parametrize(
+    ("priority", "device_ms", "asks"),
+    [
+        pytest.param(0, 0.5, 3, id="the last three wait for one another"),
+        pytest.param(1, 0.5, 5, id="those that are to go first do not wait"),
+        pytest.param(0, 2.0, 5, id="none waits for a run of milliseconds"),
+    ],
+)
+def test_requests_wait_for_one_another_while_their_engine_has_not_read_the_last_ask(
+    priority: int, device_ms: float, asks: int
+) -> None:
+    engine = Counting(device_ms)
+
+    async def test(at: Ingress) -> None:
+        clients = [await at.client() for _ in range(5)]
+        await at.learned(clients[0], post(priority=priority))
+        engine.go.clear()
+        engine.asks = 0
+        clients[0].send(post(priority=priority))
+        await until(lambda: at.batchers["7"].dispatcher.inflight_rows == 3)
+        for first, client in enumerate(clients[1:], 1):
+            client.send(post(first=first, priority=priority))
+            await asyncio.sleep(0.05)
+        engine.go.set()
+        assert scores(await clients[0].answer()) == expected()
+        for first, client in enumerate(clients[1:], 1):
+            assert scores(await client.answer()) == expected(first=first)
+        assert engine.asks == asks
+
+    assert [one.outcome for one in Ingress(True, engine).run(test)] == ["ok"] * 5
+
+
+@asynccontextmanager
+async def joined(at: Ingress, engine: FakeEngine) -> AsyncIterator[FanInBatcher]:
+    """A second engine of the node, which the ingress has found."""
+    batcher = FanInBatcher(
+        engine.run_batch, SCHEMA.block_layout, 1, FINGERPRINT, max_batch_rows=64, lanes=1, max_queued_rows=1000
+    )
+    acceptor = Acceptor(at.scorers["7"]._place, {"7": batcher})
+    try:
+        await at.scorers["7"].found(2)
+        yield batcher
+    finally:
+        for each in (*at.engines, engine):
+            each.go.set()
+        await asyncio.to_thread(acceptor.close, 5)
+
+
+def test_what_waits_for_one_of_two_busy_engines_is_joined_though_the_other_has_less_to_do_by_now() -> None:
+    engines = Counting(), Counting()
+
+    async def test(at: Ingress) -> None:
+        async with joined(at, engines[1]) as second:
+            clients = [await at.client() for _ in range(7)]
+            await at.learned(clients[0], post())
+            for engine in engines:
+                engine.go.clear()
+                engine.asks = 0
+            # One each runs. Then: behind the first run, behind the second by Python's way, kept back behind the first, there by
+            # Python's way, and the last.
+            rows = [3, 3, 3, 10, 3, 20, 3]
+            begun = at.in_python
+            for first, client in enumerate(clients):
+                client.send(post(first=first, rows=rows[first]))
+                await asyncio.sleep(0.05)
+            assert at.batchers["7"].dispatcher.inflight_rows == second.dispatcher.inflight_rows == 3
+            assert at.in_python == begun + 2
+            for engine in engines:
+                engine.go.set()
+            for first, client in enumerate(clients):
+                assert scores(await client.answer()) == expected(first=first, rows=rows[first])
+            assert sorted(engine.asks for engine in engines) == [2, 4]
+
+    assert [one.outcome for one in Ingress(True, engines[0]).run(test)] == ["ok"] * 7
