@@ -189,10 +189,11 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
 int dpi_express_flushed(Listener *l) {
     for (int i = 0; i < RINGS; ++i) {
         EngineRing *r = l->rings[i];
-        const Form *next = l->asks[i].form;
-        if (r == NULL || (!r->unsaid && next == NULL)) continue;
-        // What it would not read yet may grow: its next answer, a short run away, comes back here.
-        if (!r->unsaid && next->priority <= 0 && r->run_ms < SOON_MS && dpi_ring_behind(r)) continue;
+        const Ask *next = l->asks + i;
+        const Form *first = next->form;
+        if (r == NULL || (!r->unsaid && first == NULL)) continue;
+        // What it would not read yet may grow, if it has room: its next answer, a short run away, comes back here.
+        if (!r->unsaid && first->priority <= 0 && r->run_ms < SOON_MS && joins(r, next, first) && dpi_ring_behind(r)) continue;
         dpi_express_asked(l, r);
         if (r->open != 1 || l->flying != 1 || r->lone_s > LINGER_S) continue;
         // A GPU needs some 30 us, and an event loop that sleeps 50 us or more to wake up. Others may have the GIL meanwhile.

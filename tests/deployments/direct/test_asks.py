@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from deployments.config import Limits
 from deployments.fanin.acceptor import Acceptor
 from deployments.fanin.batcher import FanInBatcher
 from dpiframe_core.features.row_block import BatchResult, RowBlock
@@ -27,35 +28,42 @@ class Counting(FakeEngine):
 
 
 @pytest.mark.parametrize(
-    ("priority", "device_ms", "asks"),
+    ("rows", "priority", "device_ms", "asks"),
     [
-        pytest.param(0, 0.5, 3, id="the last three wait for one another"),
-        pytest.param(1, 0.5, 5, id="those that are to go first do not wait"),
-        pytest.param(0, 2.0, 5, id="none waits for a run of milliseconds"),
+        pytest.param(3, 0, 0.5, 3, id="the last three wait for one another"),
+        pytest.param(3, 1, 0.5, 5, id="those that are to go first do not wait"),
+        pytest.param(3, 0, 2.0, 5, id="none waits for a run of milliseconds"),
+        pytest.param(600, 0, 0.01, 5, id="nor where a second one has no room beside it"),
     ],
 )
 def test_requests_wait_for_one_another_while_their_engine_has_not_read_the_last_ask(
-    priority: int, device_ms: float, asks: int
+    rows: int, priority: int, device_ms: float, asks: int
 ) -> None:
     engine = Counting(device_ms)
 
-    async def test(at: Ingress) -> None:
-        clients = [await at.client() for _ in range(5)]
-        await at.learned(clients[0], post(priority=priority))
-        engine.go.clear()
-        engine.asks = 0
-        clients[0].send(post(priority=priority))
-        await until(lambda: at.batchers["7"].dispatcher.inflight_rows == 3)
-        for first, client in enumerate(clients[1:], 1):
-            client.send(post(first=first, priority=priority))
-            await asyncio.sleep(0.05)
-        engine.go.set()
-        assert scores(await clients[0].answer()) == expected()
-        for first, client in enumerate(clients[1:], 1):
-            assert scores(await client.answer()) == expected(first=first)
-        assert engine.asks == asks
+    def sent(first: int) -> bytes:
+        return post(first=first, rows=rows, priority=priority)
 
-    assert [one.outcome for one in Ingress(True, engine).run(test)] == ["ok"] * 5
+    async def test(at: Ingress) -> None:
+        dispatcher = at.batchers["7"].dispatcher
+        clients = [await at.client() for _ in range(5)]
+        await at.learned(clients[0], sent(0))
+        engine.go.clear()
+        clients[0].send(sent(0))
+        await until(lambda: dispatcher.inflight_rows > 0)
+        for first, client in enumerate(clients[1:], 1):
+            client.send(sent(first))
+            await asyncio.sleep(0.05)
+        (ring,) = (peer.rings.asks for peer in at.batchers["7"]._peers if peer.tickets)
+        read = ring._at
+        assert ring._published[0] - read == (1 if asks == 3 else 4)
+        engine.go.set()
+        for first, client in enumerate(clients):
+            assert scores(await client.answer()) == expected(first=first, rows=rows)
+        assert ring._published[0] - read == asks - 1
+
+    limits = Limits(max_body_bytes=200_000, max_rows_per_request=1000)
+    assert [one.outcome for one in Ingress(True, engine, limits=limits, queued=5000).run(test)] == ["ok"] * 5
 
 
 @asynccontextmanager
