@@ -45,14 +45,16 @@ def _key(r: dict) -> tuple:
     return c["tables"], c["rows"], c["dim"], c["zipf"], c["pooling"], r["batch"]
 
 
-def by_collectives(results: Results, gpus: int | None = None) -> dict[tuple[int, int, int, int, int], dict[str, Record]]:
+def by_collectives(
+    results: Results, gpus: int | None = None, peer: str = "nccl"
+) -> dict[tuple[int, int, int, int, int], dict[str, Record]]:
     """(GPUs, dim, tables, ids a bag, rows) -> records by system. gpus: None: of all numbers above one."""
     found: dict[tuple[int, int, int, int, int], dict[str, Record]] = {}
     for r in results.of("tiers"):
         c = r["cell"]
         if "ids" in c and r["p50_us"] and (c["gpus"] > 1 if gpus is None else c["gpus"] == gpus):
             found.setdefault((c["gpus"], c["dim"], c["tables"], c["pooling"], r["batch"]), {})[r["system"]] = r
-    return {key: cell for key, cell in sorted(found.items()) if {"one-sided", "nccl"} <= cell.keys()}
+    return {key: cell for key, cell in sorted(found.items()) if {"one-sided", peer} <= cell.keys()}
 
 
 def by_placement(results: Results) -> dict[tuple[float, float, int], dict[str, Record]]:
@@ -66,7 +68,11 @@ def by_placement(results: Results) -> dict[tuple[float, float, int], dict[str, R
 
 
 def over_nccl(cell: Mapping[str, Record]) -> float:
-    return float(cell["nccl"]["p50_us"] / cell["one-sided"]["p50_us"])
+    return _over(cell, "nccl")
+
+
+def _over(cell: Mapping[str, Record], peer: str) -> float:
+    return float(cell[peer]["p50_us"] / cell["one-sided"]["p50_us"])
 
 
 def over_simple(cell: Mapping[str, Record]) -> float:
@@ -74,18 +80,19 @@ def over_simple(cell: Mapping[str, Record]) -> float:
     return min(float(cell[s]["p50_us"]) for s in PLACED[:2]) / float(cell["one-sided"]["p50_us"])
 
 
-def collectives(results: Results) -> list[str]:
-    """Microseconds of a call, ours and NCCL's, and how many times as fast ours is. A row a table set and pooling."""
-    cells = by_collectives(results)
+def collectives(results: Results, peer: str = "nccl", name: str = "NCCL") -> list[str]:
+    """Microseconds of a call, ours and another's, and how many times as fast ours is. A row a table set and pooling."""
+    cells = by_collectives(results, peer=peer)
     batches = sorted({batch for *_, batch in cells})
     head = ["GPUs", "dim", "tables", "ids a bag"]
-    head += [name for b in batches for name in (f"{b:,} rows, ours", "NCCL", "times")]
+    head += [each for b in batches for each in (f"{b:,} rows, ours", name, "times")]
     rows = []
     for key in dict.fromkeys(key[:-1] for key in cells):
         of = [cells.get((*key, b)) for b in batches]
-        shown = [[us(c["one-sided"]["p50_us"]), us(c["nccl"]["p50_us"]), f"{over_nccl(c):.2f}x"] if c else [""] * 3 for c in of]
+        shown = [[us(c["one-sided"]["p50_us"]), us(c[peer]["p50_us"]), f"{_over(c, peer):.2f}x"] if c else [""] * 3 for c in of]
         rows.append([*key, *(text for each in shown for text in each)])
-    why = dict.fromkeys(f"{r['system']}: not measured, {r['error']}" for r in results.of("tiers") if r.get("error"))
+    failed = (r for r in results.of("tiers") if r["system"] == peer and r.get("error"))
+    why = dict.fromkeys(f"{r['system']}: not measured, {r['error']}" for r in failed)
     return [*table(head, rows, figures=4), *([""] if rows and why else []), *why]
 
 
