@@ -65,9 +65,10 @@ class EmbeddingStore:
         self.scales: list[torch.Tensor | None] = []
         self.spares: list[torch.Tensor | None] = [None] * len(schema.tables)
         ordered = [tables[t.name] for t in schema.tables]
+        files = FileRows(ordered)
         if home is not None:
             home.placement.check(schema)
-            self._read_ahead(schema, ordered, home, home.source or FileRows(ordered))
+            self._read_ahead(schema, ordered, home, home.source or files)
         if home is not None and device.type == "cuda":
             try:
                 self._tiers = Tiers(schema, ordered, given, home, device, self.spares)
@@ -76,10 +77,14 @@ class EmbeddingStore:
                 raise
             self.descriptors: Descriptors | None = self._tiers.descriptors
             self.host_bytes = self._tiers.host_bytes
-            return
-        self.tables = [tables[t.name].to(device).contiguous() for t in schema.tables]
-        self.scales = [None if s is None else s.to(device).contiguous() for s in given]
-        self.descriptors = whole(self.tables, self.scales, device) if device.type == "cuda" else None
+        else:
+            self.tables = [tables[t.name].to(device).contiguous() for t in schema.tables]
+            self.scales = [None if s is None else s.to(device).contiguous() for s in given]
+            self.descriptors = whole(self.tables, self.scales, device) if device.type == "cuda" else None
+        if home is not None and home.source is None:
+            for i, rows in enumerate(self.spares):  # only now that the other rows were read, one behind the other
+                if rows is not None:
+                    files.advise(i)
 
     @property
     def bytes_used(self) -> int:
@@ -142,9 +147,6 @@ class EmbeddingStore:
         except (OSError, MemoryError, RuntimeError) as e:
             raise Unavailable(f"rows in files: got {e}, expected memory for {home.ahead_bytes / 2**20:.0f} MiB of them") from e
         self.spares = self._spares.rows
-        if isinstance(source, FileRows):
-            for i in far:
-                source.advise(i)
         near = 0 if home.replan_s is None else sum(p.hot for p in home.placement.tables)
         self.ahead = RowsAhead(self._spares.groups, schema.block_layout, source, min(_MOST_NEAR, near))
 

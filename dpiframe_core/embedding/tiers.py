@@ -16,13 +16,13 @@ from dpiframe_core.embedding.hot_rows import HotRows, Ints, Move, shared_slots
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.shards import Shards
 from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.far_rows.row_copies import RowCopies
 from dpiframe_core.features.schema import FeatureSchema
 from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors
 from kernels.runtime.host_memory import DeviceReadable, PrivateMemory, SharedMemory
 
 log = logging.getLogger(__name__)
 _LINE = 128  # bytes, to which tables begin aligned: what crosses the bus at once
-_PART_BYTES = 64 << 20  # copied at once
 Tables = Sequence[torch.Tensor]
 Ranks = npt.NDArray[np.uint32]
 
@@ -69,14 +69,6 @@ class Tiers:
         self._shards: Shards | None = None
         self.generation = 0
         try:
-            begins = np.cumsum([0, *sizes[:-1]]).tolist()
-            self._lock_memory(home)
-            each = zip(begins, spans, tables, strict=True)
-            cold = [_rows_at(self._memory.bytes, at, end - first, t) for at, (first, end), t in each]
-            if self._memory.fresh:
-                for (_, t, order), span, view in zip(rows, spans, cold, strict=True):
-                    _copy(t, order, *span, view)
-                self._memory.publish()
             pools = shared_slots(places, tables, slots, moves, device)
             self._hot = [
                 torch.empty(p.hot, t.shape[1], dtype=t.dtype, device=device)
@@ -84,8 +76,19 @@ class Tiers:
                 else pool.memory[slice(*pool.own[i])]
                 for i, (p, t, pool) in enumerate(zip(places, tables, pools, strict=True))
             ]
-            for (p, t, order), hot in zip(rows, self._hot, strict=True):
-                _copy(t, order, 0, p.hot, hot)
+            with RowCopies() as copies:
+                for (p, t, order), hot in zip(rows, self._hot, strict=True):
+                    copies.add(t, order, 0, p.hot, hot)
+                self._lock_memory(home)  # tens of seconds where it is large, or another process fills it
+                begins = np.cumsum([0, *sizes[:-1]]).tolist()
+                each = zip(begins, spans, tables, strict=True)
+                cold = [_rows_at(self._memory.bytes, at, end - first, t) for at, (first, end), t in each]
+                if self._memory.fresh:
+                    for (_, t, order), span, view in zip(rows, spans, cold, strict=True):
+                        copies.add(t, order, *span, view)
+                copies.wait()
+            if self._memory.fresh:
+                self._memory.publish()
             self._scales = [None if s is None else s.to(device).contiguous() for s in scales]
             self._ranks = [
                 None if may else _ranks_on(device, placement.ranks.get(p.table), p, n)
@@ -265,14 +268,6 @@ def _order(placement: Placement, p: TablePlacement) -> torch.Tensor | None:
     if order.min() < 0:
         raise InputError(f"placement: ranks of {p.table}", "a rank twice", f"each of {p.rows} once")
     return torch.from_numpy(order)
-
-
-def _copy(table: torch.Tensor, order: torch.Tensor | None, start: int, end: int, to: torch.Tensor) -> None:
-    """The rows of ranks [start, end), a part at a time."""
-    step = max(1, _PART_BYTES // (table.shape[1] * table.element_size()))
-    for a in range(start, end, step):
-        b = min(end, a + step)
-        to[a - start : b - start].copy_(table[a:b] if order is None else table[order[a:b]])
 
 
 def _ranks_on(device: torch.device, ranks: Ranks | None, p: TablePlacement, slots: int) -> torch.Tensor | None:

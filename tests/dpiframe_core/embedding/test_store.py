@@ -1,10 +1,17 @@
 """The store takes the tables that the schema names and nothing else."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from dpiframe_core.embedding import spares
+from dpiframe_core.embedding import store as store_file
+from dpiframe_core.embedding.home import Home
+from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.errors import BundleError
+from dpiframe_core.far_rows.row_source import FileRows
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 
 SCHEMA = FeatureSchema(
@@ -36,3 +43,15 @@ def test_tables_and_scales_are_kept_in_the_schemas_order():
 def test_a_table_that_differs_from_the_schema_is_refused(tables, scales, message):
     with pytest.raises(BundleError, match=message):
         EmbeddingStore(SCHEMA, tables, CPU, scales)
+
+
+def test_files_are_read_row_by_row_only_once_all_other_rows_are_where_they_belong(monkeypatch):
+    events = []
+    monkeypatch.setattr(spares, "DeviceReadable", lambda _: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(
+        store_file, "Tiers", lambda *_: events.append("held") or SimpleNamespace(descriptors=None, host_bytes=0)
+    )
+    monkeypatch.setattr(FileRows, "advise", lambda _, table: events.append(table))
+    places = tuple(TablePlacement(t.name, t.rows, 1, 1, 3) for t in SCHEMA.tables)
+    EmbeddingStore(SCHEMA, TABLES, torch.device("cuda"), SCALES, Home(Placement(1, places), "small", None)).ahead.close()
+    assert events == ["held", 0, 1]
