@@ -15,9 +15,11 @@ from typing import Any
 from benchmarks.records.record import Record, record
 from benchmarks.serving.payloads import Payloads
 from benchmarks.timing import times_of
-from deployments.batching.batcher import RowBatcher
 from deployments.batching.scorer import Scored
 from deployments.config import Limits
+from deployments.fanin.batcher import FanInBatcher
+from deployments.fanin.own_engine import OwnEngine
+from deployments.fanin.scorer import FanInScorer
 from deployments.http_api.serve_bypass import BypassMiddleware, ServeBypass
 from deployments.scoring.catalog import Catalog
 from deployments.scoring.served_model import ServedModel
@@ -28,24 +30,25 @@ from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.machine.one_thread import one_thread
 
 _WARM, _CALLS = 50, 400
+_MOST_ROWS = 65_536
 _PATHS = {"rows": "/v1/score", "columns": "/v1/score", "binary": "/v2/models/demo/infer"}
 STEPS = ("parse", "encode", "queue", "run", "handover", "answer")
 
 
 class _Watched:
-    """The row batcher, and when its last request came and left."""
+    """A scorer, and when its last request came and left."""
 
-    def __init__(self, batcher: RowBatcher) -> None:
-        self._batcher = batcher
+    def __init__(self, scorer: FanInScorer) -> None:
+        self._scorer = scorer
         self.came = self.left = 0.0
         self.scored: Scored | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._batcher, name)
+        return getattr(self._scorer, name)
 
     async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored:
         self.came = time.perf_counter()
-        self.scored = await self._batcher.submit(block, deadline, priority)
+        self.scored = await self._scorer.submit(block, deadline, priority)
         self.left = time.perf_counter()
         return self.scored
 
@@ -53,9 +56,9 @@ class _Watched:
 def run(bundle: Path, device: str, forms: Sequence[str], candidates: Sequence[int], seed: int) -> Iterator[Record]:
     """Yields a record a form and number of candidates. Microseconds, medians.
 
-    parse_us: the app's call until the rows are handed to the batcher, less `encode_us`, which the answer reports. queue_us and
-    run_us: until the rows are bound to a batch, and on the device. handover_us: the rest of the batcher, which is the way to a
-    lane's thread and back, or where the event loop has run the batch itself, a round of it. answer_us: the rest.
+    parse_us: the app's call until the rows are handed to the scorer, less `encode_us`, which the answer reports. queue_us and
+    run_us: until the rows are bound to a batch, and on the device. handover_us: the rest of the scorer, which is the way to a
+    lane's thread and back. answer_us: the rest.
     engine_us: `Engine.submit` of the same rows, by itself. p50_us: all of the app. On a CPU with one thread, as the servers of
     suite `serving` have (`process`).
     """
@@ -67,16 +70,12 @@ def _run(bundle: Path, device: str, forms: Sequence[str], candidates: Sequence[i
     read = read_bundle(bundle)
     engine = Engine(read, device)
     engine.warmup()
-    batcher = RowBatcher(engine.run_batch, max_batch_rows=engine.max_batch_rows, lanes=engine.lanes, max_queued_rows=65536)
-    watched = _Watched(batcher)
-    served = ServedModel.of(engine, watched, Limits(), name="demo", example=read.example)
-    app = build_app(Catalog({"demo": served}), Limits())
     try:
         for rows in candidates:
             payloads = Payloads.draw(read, rows, seed)
             engine_us = _median_us(lambda i, blocks=payloads.blocks: engine.submit(blocks[i % len(blocks)]))  # type: ignore[misc]
             for form in forms:
-                seconds, steps = asyncio.run(_called(app, watched, form, *payloads.bodies(form)))
+                seconds, steps = asyncio.run(_served(engine, form, *payloads.bodies(form)))
                 columns = zip(STEPS, zip(*steps, strict=True), strict=True)
                 spent = {f"{step}_us": round(median(times) * 1e6, 1) for step, times in columns}
                 yield record(
@@ -84,8 +83,19 @@ def _run(bundle: Path, device: str, forms: Sequence[str], candidates: Sequence[i
                     engine_us=round(engine_us, 1), **spent,
                 )  # fmt: skip
     finally:
-        asyncio.run(batcher.close(1))
         engine.close()
+
+
+async def _served(
+    engine: Engine, form: str, headers: dict[str, str], bodies: Sequence[bytes]
+) -> tuple[list[float], list[tuple[float, ...]]]:
+    own = await OwnEngine.met(FanInBatcher.of(engine, _MOST_ROWS, lambda _: None), "demo/1", _MOST_ROWS)
+    try:
+        watched = _Watched(own.scorer)
+        served = ServedModel.of(engine, watched, Limits(), name="demo", example=engine.bundle.example)
+        return await _called(build_app(Catalog({"demo": served}), Limits()), watched, form, headers, bodies)
+    finally:
+        await own.close(1)
 
 
 def _median_us(call: Callable[[int], object]) -> float:

@@ -6,7 +6,7 @@ The lane threads do all of it, between two batches: no other thread of this proc
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from deployments.metrics import BatchSeen
 from dpiframe_core.errors import InputError, Overloaded
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import BatchResult, RowBlock
+
+if TYPE_CHECKING:
+    from dpiframe_core.engine.engine import Engine
 
 _KNOWN_BLOCKS = 4096  # of a peer
 _CANCEL, _OK = Ask.CANCEL, Status.OK  # members of an enum take longer to look up
@@ -75,6 +78,24 @@ class FanInBatcher:
         self.board_fd = shared_memory("dpiframe-board", Board.nbytes(max_batch_rows))
         self.board = Board(self.board_fd, max_batch_rows)
         self.dispatcher.start()
+
+    @classmethod
+    def of(cls, engine: "Engine", max_queued_rows: int, on_batch: Callable[[BatchSeen], None]) -> Self:
+        """Before an engine that is warm."""
+        return cls(
+            engine.run_batch,
+            engine.schema.block_layout,
+            len(engine.manifest.tasks),
+            engine.bundle.fingerprint,
+            max_batch_rows=engine.max_batch_rows,
+            lanes=engine.lanes,
+            max_queued_rows=max_queued_rows,
+            read_ahead=engine.read_ahead if engine.reads_ahead else None,
+            device=engine.device,
+            precision=engine.precision,
+            buckets=engine.buckets,
+            on_batch=on_batch,
+        )
 
     @property
     def peers(self) -> int:

@@ -183,15 +183,20 @@ class FanInScorer:
             sent.timer.cancel()
         sent.connection.abandon(sent)
 
-    async def close(self) -> None:
-        """Leaves all engines. Requests that are still open fail with Unavailable: close when none is left."""
+    def leave(self) -> None:
+        """Leaves all engines, for good: what is open fails with Unavailable, and so does all that comes."""
         self._closing = True
         self._search.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._search
         for connection in self._connections:
             connection.close()
         self._connections.clear()
+
+    async def close(self) -> None:
+        """`leave`, and gives the memory back: close when no request is open."""
+        self.leave()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._search
+        self.leave()  # what the search has found meanwhile
         self._memory.close()
 
     @property

@@ -13,9 +13,14 @@ def shared_memory(name: str, nbytes: int) -> int:
     return fd
 
 
+def ordered_stores() -> bool:
+    """Whether all see this processor's stores in their order; else the rings would need fences that Python does not have."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
 def require_ordered_stores() -> None:
-    """Raises ConfigError on processors on which the rings would need fences that Python does not have."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    """Raises ConfigError on processors without `ordered_stores`."""
+    if not ordered_stores():
         raise ConfigError(
             f"topology: got 'fanin' on {platform.machine()}, expected x86-64 (see docs/serving.md), or 'colocated'"
         )

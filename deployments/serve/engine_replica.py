@@ -62,20 +62,7 @@ class EngineReplica:
         from deployments.fanin.batcher import FanInBatcher
 
         engine = await self._loaded.load(release)
-        batcher = FanInBatcher(
-            engine.run_batch,
-            engine.schema.block_layout,
-            len(engine.manifest.tasks),
-            engine.bundle.fingerprint,
-            max_batch_rows=engine.max_batch_rows,
-            lanes=engine.lanes,
-            max_queued_rows=self._config.batching.max_queued_rows,
-            read_ahead=engine.read_ahead if engine.reads_ahead else None,
-            device=engine.device,
-            precision=engine.precision,
-            buckets=engine.buckets,
-            on_batch=self._metrics.batch_of(*release.key),
-        )
+        batcher = FanInBatcher.of(engine, self._config.batching.max_queued_rows, self._metrics.batch_of(*release.key))
         self._loaded.meter(release.key, batcher.dispatcher)
         end_when_lost(batcher.dispatcher, engine.check_device, self._config.batching.max_run_s, batcher.fail)
         self._metrics.watch(*release.key, batcher.dispatcher)

@@ -1,10 +1,10 @@
-"""One Serve replica: the engines of a deployment's models, a row batcher before each, and the FastAPI app in front of them.
+"""One Serve replica: the engines of a deployment's models, a batcher before each, and the FastAPI app in front of them.
 
 Serve calls it started only when every model is loaded, verified and warm, since from then on HAProxy sends it requests.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.release import Key, Release
 from deployments.lifecycle.serving import route
+from deployments.metrics import BatchSeen
 from deployments.processes import end_without_raylet
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.remote_rows.row_shard import finders
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.batching.batcher import RowBatcher
+    from deployments.batching.scorer import Scorer
     from deployments.direct.shared_port import SharedPort
+    from deployments.fanin.own_engine import OwnEngine
     from deployments.http_api.serve_bypass import ServeBypass
     from deployments.serve.observers import Observers
+    from dpiframe_core.engine.engine import Engine
 
 # Everything that imports torch is imported where it is used: the launcher needs this module, but not the seconds that takes.
 
@@ -51,7 +55,7 @@ class Replica(GrpcMethods):
         self._config = config
         self._rows = rows
         self._catalog = Catalog()
-        self._batchers: dict[Key, RowBatcher] = {}
+        self._batchers: dict[Key, RowBatcher | OwnEngine] = {}
         self._loaded = LoadedModels(config)
         self._metrics = RayMetrics()
         self._metrics.holds(self._loaded.pool_bytes)
@@ -83,24 +87,20 @@ class Replica(GrpcMethods):
 
     async def load(self, release: Release) -> None:
         """As `Host.load`."""
-        from deployments.batching.batcher import RowBatcher
-        from deployments.batching.leasing_scorer import ahead_of
         from deployments.scoring.served_model import ServedModel
 
         config, (name, version) = self._config, release.key
         engine = await self._loaded.load(release)
-        self._batchers[release.key] = batcher = RowBatcher(
-            engine.run_batch,
-            max_batch_rows=engine.max_batch_rows,
-            lanes=engine.lanes,
-            max_queued_rows=config.batching.max_queued_rows,
-            on_batch=self._metrics.batch_of(name, version),
-        )
+        try:
+            batcher, scorer = await batched(config, release, engine, self._metrics.batch_of(name, version))
+        except BaseException:
+            await self._loaded.unload(release.key)
+            raise
+        self._batchers[release.key] = batcher
         self._loaded.meter(release.key, batcher.dispatcher)
         end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
         self._metrics.watch(name, version, batcher.dispatcher)
         self._metrics.reads_tables(name, version, engine)
-        scorer = ahead_of(batcher, engine, release.tables)
         example = engine.bundle.example
         served = ServedModel.of(engine, scorer, config.limits, name=name, version=version, example=example)
         self._metrics.serves(served.info, partial(getattr, scorer, "accepting"))
@@ -138,3 +138,29 @@ class Replica(GrpcMethods):
         if self._observers is not None:
             await asyncio.to_thread(self._observers.close)
         self._metrics.close()
+
+
+async def batched(
+    config: DeploymentConfig, release: Release, engine: "Engine", on_batch: Callable[[BatchSeen], None]
+) -> "tuple[RowBatcher | OwnEngine, Scorer]":
+    """What batches an engine's rows, and what scores through it."""
+    from deployments.batching.batcher import RowBatcher
+    from deployments.batching.leasing_scorer import ahead_of
+    from deployments.fanin.batcher import FanInBatcher
+    from deployments.fanin.own_engine import OwnEngine
+    from deployments.fanin.shared_memory import ordered_stores
+
+    most = config.batching.max_queued_rows
+    if ordered_stores() and not engine.reads_ahead:  # else requests wait for rows, each as long as it may
+        own = await OwnEngine.met(
+            FanInBatcher.of(engine, most, on_batch), release.label, most + config.limits.max_rows_per_request
+        )
+        return own, own.scorer
+    batcher = RowBatcher(
+        engine.run_batch,
+        max_batch_rows=engine.max_batch_rows,
+        lanes=engine.lanes,
+        max_queued_rows=most,
+        on_batch=on_batch,
+    )
+    return batcher, ahead_of(batcher, engine, release.tables)

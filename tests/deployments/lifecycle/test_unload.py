@@ -2,14 +2,20 @@
 
 import asyncio
 import gc
+import platform
+import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from deployments.batching.batcher import RowBatcher
+from deployments.batching.leasing_scorer import LeasingScorer
 from deployments.config import parse_config
+from deployments.fanin.scorer import FanInScorer
 from deployments.lifecycle.desired import desired_of
 from deployments.lifecycle.release import Key, Release
 from deployments.scoring.catalog import Catalog
@@ -114,3 +120,31 @@ def test_a_device_without_room_for_a_version_refuses_it_with_the_bytes(
     require_room(bundle, "cuda", 500, hot_bytes=tables - 1)
     held["free"] = 0
     require_room(bundle, "cpu", 500)
+
+
+@pytest.mark.parametrize(
+    ("machine", "files", "kind"),
+    [("x86_64", False, FanInScorer), ("aarch64", False, RowBatcher), ("x86_64", True, LeasingScorer)],
+)
+def test_requests_take_the_rings_to_an_engine_of_their_own_process_where_they_can(
+    demo_bundle: Path, monkeypatch: pytest.MonkeyPatch, machine: str, files: bool, kind: type
+) -> None:
+    tables = {"hbm_gib": 1e-4, "host_gib": 1e-4, "ahead_mib": 1} if files else None
+    model, batching = {"path": str(demo_bundle), "tables": tables}, {"max_run_s": 2}
+    config = parse_config({"models": [model], "batching": batching, "device": "cpu"}, "test")
+    (release,) = desired_of(config.models).releases.values()
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+
+    async def main() -> None:
+        replica = Replica(config)
+        await replica.load(release)
+        served = replica._catalog.loaded(*release.key)
+        assert type(served.scorer) is kind
+        example = served.example
+        with served.in_use:
+            scored = await served.scorer.submit(served.encode(example["candidates"], example["context"]))
+        assert np.isfinite(scored.scores).all()
+        await replica.unload(release.key)
+        await until(lambda: not {"watchdog", "lane-0"} & {thread.name for thread in threading.enumerate()})
+
+    asyncio.run(main())
