@@ -1,6 +1,7 @@
 """An engine in the process of its only ingress: requests go to it as to one of a process beside, those that C sends too."""
 
 import asyncio
+import contextlib
 import time
 import uuid
 from typing import Self
@@ -50,7 +51,8 @@ class OwnEngine:
 
     def fail(self, why: str) -> None:
         """Answers what is open with Unavailable, and all that comes. Any thread may call it."""
-        self._loop.call_soon_threadsafe(self.scorer.leave)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to answer
+            self._loop.call_soon_threadsafe(self.scorer.leave)
 
     async def close(self, drain_s: float) -> None:
         """Gives what is open so many seconds to end; the rest is answered with Unavailable."""

@@ -97,6 +97,15 @@ def test_after_a_failure_all_are_told_that_wait_and_all_that_come() -> None:
     with_own(device, test)
 
 
+def test_a_failure_after_the_end_is_no_failure_of_who_tells_it() -> None:
+    async def main() -> OwnEngine:
+        own = await OwnEngine.met(batcher_of(FakeDevice()), "m/1", 2000)
+        await own.close(0)
+        return own
+
+    asyncio.run(main()).fail("the device failed")
+
+
 def test_a_close_waits_for_what_is_open_and_then_no_longer() -> None:
     device = FakeDevice(open_=False)
 
