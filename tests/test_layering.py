@@ -234,6 +234,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/engine": "counts of rows by bucket",
     },
     "deployments/host_sockets": {"deployments/fanin": "whoever is at the other end is looked at as engines and ingresses do"},
+    "deployments/direct/native": {},
     "deployments/direct": {
         "deployments/host_sockets": "its processes share what clients connect to",
         "deployments/batching": "a request is the reply that its scorer tells",

@@ -1,4 +1,4 @@
-"""The listener in C (`listener.c`): built, loaded and set up within a deployment's limits."""
+"""The listener in C (`native/listener.c`): built, loaded and set up within a deployment's limits."""
 
 import resource
 from array import array
@@ -22,16 +22,7 @@ _MOST_CONNECTIONS = 4096  # of one process: as many as HAProxy takes
 _OTHER_DESCRIPTORS = 512  # that a process has for bundles, rings, Ray and its log
 _HELD_BYTES = 256 * 2**20  # of requests that are not whole yet, and of answers that are not read yet; beyond that, 503
 _HEAD_MS, _IDLE_MS = 30_000, 75_000
-_SOURCES = (
-    "listener.c",
-    "arrivals.c",
-    "connection.c",
-    "express.c",
-    "counts.c",
-    "form.c",
-    "http_head.c",
-    "../fanin/engine_ring.c",
-)
+_NATIVE = ("listener.c", "arrivals.c", "connection.c", "express.c", "asks.c", "counts.c", "form.c", "http_head.c")
 
 
 class Received(NamedTuple):
@@ -125,7 +116,8 @@ def open_ring(agreed: Agreement, beside: Rings, memory: RequestMemory, slot_byte
 
 def _module() -> Any:
     here = Path(__file__).parent
-    module = c_build.extension("deployments.direct.listener_c", [here / name for name in _SOURCES], "the direct port")
+    sources = [*(here / "native" / name for name in _NATIVE), here.parent / "fanin" / "engine_ring.c"]
+    module = c_build.extension("deployments.direct.listener_c", sources, "the direct port")
     if module is None:
         raise ConfigError("http.direct_port: got no listener, expected a C compiler and Python's headers (see the log)")
     return module

@@ -9,7 +9,7 @@
 #include <sys/epoll.h>
 #include <sys/uio.h>
 
-#include "../fanin/engine_ring.h"
+#include "../../fanin/engine_ring.h"
 #include "http_head.h"
 
 // HEAD: between two requests, or within a head. BODY, CHUNKS: the head is known. BUSY: its request is with Python.
@@ -106,7 +106,7 @@ void dpi_pushed(Listener *l, Connection *c);
 PyObject *dpi_arrivals_accepted(Listener *l, PyObject *args);
 PyObject *dpi_arrivals_added(Listener *l, PyObject *fds);
 
-// The part of express.c and form.c.
+// The part of express.c, form.c and asks.c.
 // Scoring requests that C answers from end to end: what they say but for their tensors, ids and traces was seen before, to the byte, and
 // Python, which has checked it, has handed over what follows from it. All that is not as ever becomes Python's request after all.
 
@@ -162,13 +162,12 @@ int dpi_form_encoded(const Ask *ask, const Form *f, const char *tensors);
 // Takes a whole request that lies at `data`, if it is of a known form: for an engine, or to be refused as the queue there is full.
 // 0 if it does not; below 0 with Python's error set.
 int dpi_express_begun(Listener *l, Connection *c, const char *data);
-// Asks an engine for what was begun since.
-void dpi_express_asked(Listener *l, EngineRing *r);
-// Asks all of them; looks out for the answer to a lone request for a moment.
-int dpi_express_flushed(Listener *l);
 // Takes what an engine has answered: it has said so, or it is looked for.
 int dpi_express_woken(Listener *l, EngineRing *r);
 int dpi_express_answered(Listener *l, EngineRing *r);
+// From here on it is Python's: (key, known, ring, request id, why, queue_ms, encode_ms, device_ms, retry_s, started, scores or None).
+// retry_s: with ENDED_FULL, the rows that wait. 0 for an exception of Python's.
+int dpi_ended(Listener *l, Connection *c, int why, float retry_s, const float *scores);
 // Those whose deadline has passed.
 int dpi_express_late(Listener *l);
 // Nobody waits for a connection's request any more.
@@ -177,6 +176,15 @@ void dpi_express_forgotten(Listener *l);
 
 typedef struct Record Record;
 
+// The engine with the least to do, if C may ask one now. While all of them have something, requests that come together go together.
+EngineRing *dpi_asks_best(const Listener *l, const Form *f, double now);
+// Whether a form's requests may be asked for together with those that an ask holds.
+int dpi_asks_join(const EngineRing *r, const Ask *ask, const Form *f);
+// Asks an engine for what was begun since.
+void dpi_asks_tell(Listener *l, EngineRing *r);
+// Asks all of them that would read it soon; looks out for the answer to a lone request for a moment.
+int dpi_asks_flush(Listener *l);
+
 // A number of 64 bits that is not a secret: splitmix64.
 uint64_t dpi_drawn(Listener *l);
 // A request is over. Without scores its client gave it up.
@@ -184,8 +192,8 @@ void dpi_counted(Listener *l, const Sent *s, const float *scores, double now);
 
 PyObject *dpi_express_learn(Listener *l, PyObject *args);
 PyObject *dpi_express_forget(Listener *l, PyObject *none);
-PyObject *dpi_express_attach(Listener *l, PyObject *ring);
-PyObject *dpi_express_detach(Listener *l, PyObject *ring);
+PyObject *dpi_asks_attach(Listener *l, PyObject *ring);
+PyObject *dpi_asks_detach(Listener *l, PyObject *ring);
 PyObject *dpi_express_ended(Listener *l, PyObject *none);
 PyObject *dpi_express_seen(Listener *l, PyObject *none);
 PyObject *dpi_express_date(Listener *l, PyObject *line);

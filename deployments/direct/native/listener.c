@@ -59,7 +59,7 @@ static PyObject *listener_round(Listener *l, PyObject *Py_UNUSED(none)) {
         if (c->state == HEAD && c->in_size) good = dpi_taken(l, c, c->in, c->in_size, to);
         if (good && c->state != FREE && c->state != BUSY && c->state != LEAVING && c->unread) good = dpi_pulled(l, c, to);
     }
-    if (good && looked_at_all(l, to) && dpi_express_flushed(l)) return to;
+    if (good && looked_at_all(l, to) && dpi_asks_flush(l)) return to;
     Py_XDECREF(to);
     return NULL;
 }
@@ -101,7 +101,7 @@ static PyObject *listener_close(Listener *l, PyObject *Py_UNUSED(none)) {
     for (Connection *c = l->connections; l->open && c < l->connections + l->most; ++c)
         if (c->state != FREE) dpi_closed(l, c);
     for (int i = 0; i < RINGS; ++i)
-        if (l->rings[i]) dpi_express_asked(l, l->rings[i]);
+        if (l->rings[i]) dpi_asks_tell(l, l->rings[i]);
     if (l->forms) dpi_express_forgotten(l);
     if (l->epoll >= 0) close(l->epoll);
     if (l->timer >= 0) close(l->timer);
@@ -178,8 +178,8 @@ static PyMethodDef methods[] = {
     {"add", (PyCFunction)dpi_arrivals_added, METH_O, NULL},
     {"learn", (PyCFunction)dpi_express_learn, METH_VARARGS, NULL},
     {"forget", (PyCFunction)dpi_express_forget, METH_NOARGS, NULL},
-    {"attach", (PyCFunction)dpi_express_attach, METH_O, NULL},
-    {"detach", (PyCFunction)dpi_express_detach, METH_O, NULL},
+    {"attach", (PyCFunction)dpi_asks_attach, METH_O, NULL},
+    {"detach", (PyCFunction)dpi_asks_detach, METH_O, NULL},
     {"ended", (PyCFunction)dpi_express_ended, METH_NOARGS, NULL},
     {"seen", (PyCFunction)dpi_express_seen, METH_NOARGS, NULL},
     {"date", (PyCFunction)dpi_express_date, METH_O, NULL},
