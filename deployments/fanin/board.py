@@ -36,6 +36,10 @@ class Board:
         """Whether no lane needs to be woken: all look for requests before they sleep. C reads it (engine_ring.c)."""
         self._numbers[_BUSY] = busy
 
+    @property
+    def busy(self) -> bool:
+        return self._numbers[_BUSY] != 0
+
     def ran(self, rows: int) -> None:
         """Counts a batch. NumPy takes four times as long for one number."""
         self._counts[rows] += 1

@@ -5,6 +5,7 @@ import contextlib
 import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,6 +146,7 @@ class Connection:
         self._free = list(range(SLOTS))
         self._sent: dict[int, SentRequest] = {}
         self._unsaid = False  # the engine was not told of all that is in its ring
+        self._fence = threading.Lock()  # nobody else takes it: stores before it are seen by all before what is loaded behind it
         self._lone_s = 0.0  # until a lone request is answered, lately
         self.alive = True
         self.failed_at = -math.inf
@@ -197,12 +199,18 @@ class Connection:
         return sent
 
     def flush(self) -> None:
-        """Tells the engine of what was sent since. If that is a lone request, it looks out for the answer for a moment."""
+        """Tells the engine of what was sent since, and wakes a lane, unless all have a run: each looks before it sleeps.
+
+        If that is a lone request, it looks out for the answer for a moment.
+        """
         if not self._unsaid:
             return
         self._unsaid = False
         self.rings.asks.publish()
-        os.eventfd_write(self._wake_fd, 1)
+        with self._fence:  # before it is seen that all lanes are busy, so that one that goes to sleep sees what was published
+            busy = self.board.busy
+        if not busy:
+            os.eventfd_write(self._wake_fd, 1)
         if len(self._sent) == 1 and self._lone_s <= _LINGER_S and next(iter(self._sent.values())).lone:
             self._linger()
 

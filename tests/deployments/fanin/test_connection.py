@@ -3,6 +3,7 @@
 import asyncio
 import mmap
 import os
+import select
 import socket
 import threading
 import time
@@ -332,6 +333,27 @@ def test_an_engine_that_fails_is_left_alone_for_a_second_though_its_queue_is_the
     for engine, peer in zip(engines, peers, strict=True):
         engine.close(0)
         peer.sock.close()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_lane_is_woken_unless_all_have_a_run(busy: bool) -> None:
+    engine = engine_of(FakeDevice(), time.monotonic)
+
+    async def main() -> None:
+        scorer = scorer_of(time.monotonic)
+        _, peer = connect(scorer, engine)
+        engine.board.write_busy(busy)
+        waits = asyncio.create_task(scorer.submit(numbered(1, 3)))
+        await asyncio.sleep(0.01)
+        assert bool(select.select([engine.dispatcher.wake_fd], [], [], 0)[0]) == (not busy)
+        assert engine.waiting  # a lane that looks before it sleeps finds it
+        assert engine.dispatcher.step()
+        assert rows_of(await waits) == numbers(1, 3)
+        await scorer.close()
+        peer.sock.close()
+
+    asyncio.run(main())
+    engine.close(0)
 
 
 def test_batches_of_engines_with_different_bounds_are_counted_together() -> None:
