@@ -31,14 +31,14 @@ _IN_C: Mapping[str, Sequence[str]] = {  # functions of the listener, and of the 
         "dpi_http_head", "dpi_http_fixed", "dpi_http_chunks", "request_line", "framing", "differs", "header", "settled",
         "trimmed", "is", "digit", "dpi_taken", "kept", "followed",
     ),
-    "route": ("dpi_form_of", "mixed", "dpi_key_of", "dpi_found", "own_id", "dpi_express_begun", "timed", "best", "fits"),
+    "route": ("dpi_form_of", "mixed", "dpi_key_of", "dpi_found", "own_id", "dpi_express_begun", "timed", "dpi_asks_best", "fits"),
     "encode": ("dpi_form_encoded", "dpi_form_laid_out"),
     "ring": (
         "dpi_ring_take", "dpi_ring_give", "dpi_ring_join", "dpi_ring_leave", "dpi_ring_ask", "dpi_ring_tell", "dpi_ring_next",
-        "dpi_ring_answered", "dpi_express_asked", "dpi_express_flushed", "dpi_express_woken", "dpi_express_answered",
-        "dpi_express_late", "put", "joins", "rows_said", "unread", "dpi_now_s",
+        "dpi_ring_answered", "dpi_asks_tell", "dpi_asks_flush", "dpi_express_woken", "dpi_express_answered",
+        "dpi_express_late", "put", "dpi_asks_join", "dpi_ring_behind", "rows_said", "unread", "dpi_now_s",
     ),
-    "answer": ("answer", "answered", "ended", "behind_block", "told", "listener_answer", "all_finite"),
+    "answer": ("answer", "answered", "dpi_ended", "behind_block", "told", "listener_answer", "all_finite"),
     "count": ("dpi_counted", "sampled", "apart", "dpi_drawn", "dpi_express_seen"),
     "model": ("help", "copy_piece", "dpi_share_copy"),
 }  # fmt: skip

@@ -9,15 +9,15 @@ import pytest
 from tests.deployments.sanitized import SANITIZERS, run_sanitized
 
 HERE = Path(__file__).parent
-DIRECT = HERE.parents[2] / "deployments" / "direct"
+NATIVE = HERE.parents[2] / "deployments" / "direct" / "native"
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
     out = tmp_path_factory.mktemp("fuzz") / "http_head_fuzz"
-    sources = HERE / "fuzz" / "http_head_fuzz.c", DIRECT / "http_head.c"
-    command = [compiler, "-g", "-O1", *SANITIZERS, f"-I{DIRECT}", *map(str, sources), "-o", str(out)]
+    sources = HERE / "fuzz" / "http_head_fuzz.c", NATIVE / "http_head.c"
+    command = [compiler, "-g", "-O1", *SANITIZERS, f"-I{NATIVE}", *map(str, sources), "-o", str(out)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if "cannot find" in made.stderr:
         pytest.skip("the compiler has no sanitizers")
