@@ -31,7 +31,9 @@ _IN_C: Mapping[str, Sequence[str]] = {  # functions of the listener, and of the 
         "dpi_http_head", "dpi_http_fixed", "dpi_http_chunks", "request_line", "framing", "differs", "header", "settled",
         "trimmed", "is", "digit", "dpi_taken", "kept", "followed",
     ),
-    "route": ("dpi_form_of", "mixed", "dpi_key_of", "dpi_found", "own_id", "dpi_express_begun", "timed", "dpi_asks_best", "fits"),
+    "route": (
+        "dpi_form_of", "mixed", "dpi_key_of", "dpi_found", "own_id", "dpi_express_begun", "timed", "dpi_asks_best", "fits",
+    ),
     "encode": ("dpi_form_encoded", "dpi_form_laid_out"),
     "ring": (
         "dpi_ring_take", "dpi_ring_give", "dpi_ring_join", "dpi_ring_leave", "dpi_ring_ask", "dpi_ring_tell", "dpi_ring_next",
