@@ -33,26 +33,29 @@ def with_own(device: FakeDevice, test: Callable[[OwnEngine], Awaitable[None]]) -
     asyncio.run(main())
 
 
-def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate()} & {"lane-0", "fanin-acceptor"}
-
-
 def files() -> int:
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
 
-def check_left(before: int) -> None:
-    """Fails if there are threads, or more files than before; a lane ends a moment after it was told to."""
+def here() -> tuple[int, set[threading.Thread]]:
+    """Files and threads, those that other tests have left among them."""
+    return files(), {*threading.enumerate()}
+
+
+def check_left(before: tuple[int, set[threading.Thread]]) -> None:
+    """Fails if there are more files than before, or other threads; a lane ends a moment after it was told to."""
+    most, threads = before
+    more = lambda: {t.name for t in {*threading.enumerate()} - threads} & {"lane-0", "fanin-acceptor"}  # noqa: E731
     give_up = time.monotonic() + 20
-    while (threads() or files() > before) and time.monotonic() < give_up:
+    while (more() or files() > most) and time.monotonic() < give_up:
         time.sleep(0.01)
-    assert not threads()
-    assert files() <= before
+    assert not more()
+    assert files() <= most
 
 
 def test_requests_of_any_size_are_scored_and_nothing_is_left_afterwards() -> None:
-    before = files()
+    before = here()
 
     async def test(own: OwnEngine) -> None:
         assert own.scorer.accepting
@@ -135,7 +138,7 @@ def test_a_close_waits_for_what_is_open_and_then_no_longer() -> None:
 
 
 def test_ends_that_do_not_meet_are_said_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = files()
+    before = here()
     monkeypatch.setattr(own_engine, "_MEETS_S", 0.2)
 
     async def main() -> None:

@@ -135,6 +135,8 @@ def test_requests_take_the_rings_to_an_engine_of_their_own_process_where_they_ca
     (release,) = desired_of(config.models).releases.values()
     monkeypatch.setattr(platform, "machine", lambda: machine)
 
+    before = {*threading.enumerate()}  # those of other tests may go on
+
     async def main() -> None:
         replica = Replica(config)
         await replica.load(release)
@@ -145,6 +147,6 @@ def test_requests_take_the_rings_to_an_engine_of_their_own_process_where_they_ca
             scored = await served.scorer.submit(served.encode(example["candidates"], example["context"]))
         assert np.isfinite(scored.scores).all()
         await replica.unload(release.key)
-        await until(lambda: not {"watchdog", "lane-0"} & {thread.name for thread in threading.enumerate()})
+        await until(lambda: not {"watchdog", "lane-0"} & {t.name for t in {*threading.enumerate()} - before})
 
     asyncio.run(main())
