@@ -27,6 +27,7 @@ class RowCopies:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "row-copies")
         self._parts: list[Future[None]] = []
+        self._whole: set[int] = set()  # where tables begin that are read from front to back
 
     def add(self, table: torch.Tensor, order: torch.Tensor | None, start: int, end: int, to: torch.Tensor) -> None:
         """Begins to copy the rows of ranks [start, end).
@@ -38,7 +39,8 @@ class RowCopies:
         """
         source: Rows = table.view(torch.uint8).numpy()
         step = max(1, _PART_BYTES // max(1, source.shape[1]))
-        if order is not None and (end - start) * _FEW >= len(source):
+        if order is not None and (end - start) * _FEW >= len(source) and table.data_ptr() not in self._whole:
+            self._whole.add(table.data_ptr())
             self._parts += [self._pool.submit(_read, source[a : a + step]) for a in range(0, len(source), step)]
         for a in range(start, end, step):
             b = min(end, a + step)

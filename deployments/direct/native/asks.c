@@ -30,7 +30,11 @@ EngineRing *dpi_asks_best(const Listener *l, const Form *f, double now) {
     for (Py_ssize_t i = 0; i < count; ++i) {
         EngineRing *r = (EngineRing *)PyList_GET_ITEM(f->rings, i);
         if (dpi_ring_leaving(r) || r->failed_at + FAILED_S > now) return NULL;  // who is asked then is Python's to say
-        const int64_t load = count > 1 ? dpi_ring_load(r) : 0;  // there is one on most nodes
+        if (count == 1) {  // as on most nodes
+            found = r;
+            break;
+        }
+        const int64_t load = dpi_ring_load(r);
         if (load < least) found = r, least = load;
         if (r->place >= 0 && l->asks[r->place].form && dpi_asks_join(r, l->asks + r->place, f)) joined = r;
     }

@@ -79,3 +79,20 @@ def test_what_a_copy_raises_is_raised_where_it_is_waited_for_and_ends_the_others
         with pytest.raises(OSError, match="the disk failed"):
             copies.wait()
     assert len(done) < 99  # those that had not begun never will
+
+
+def test_a_table_in_another_order_is_read_from_front_to_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(row_copies, "_read", lambda source: read.append(len(source)))
+    table, order = table_of(64, 2), torch.arange(63, -1, -1)
+    to = torch.zeros_like(table)
+    with RowCopies() as copies:
+        copies.add(table, order, 0, 1, to[:1])  # of so few rows the other pages are not read
+        copies.wait()
+        assert read == []
+        copies.add(table, order, 1, 16, to[1:16])
+        copies.add(table, order, 16, 64, to[16:])
+        copies.add(table, None, 0, 64, torch.zeros_like(table))
+        copies.wait()
+    assert read == [64]
+    assert raw(to) == raw(table)[::-1]
