@@ -110,8 +110,9 @@ def open_listener(limits: Limits, connections: int | None = None) -> Listener:
 def open_ring(agreed: Agreement, beside: Rings, memory: RequestMemory, slot_bytes: int) -> EngineRing:
     """`beside`: of Python's own connection to the engine. The descriptors stay the caller's."""
     rings, welcome = agreed.rings, agreed.welcome
-    given = rings.memory, beside.memory, Rings.ENTRIES, agreed.board.line, memory.mapped, slot_bytes, welcome.max_queued_rows
-    return cast(EngineRing, _module().EngineRing(*given, agreed.answer_fd, agreed.wake_fd))
+    memories = rings.memory, beside.memory, Rings.ENTRIES, agreed.board.line, memory.mapped
+    rows = welcome.max_queued_rows, welcome.max_batch_rows
+    return cast(EngineRing, _module().EngineRing(*memories, slot_bytes, *rows, agreed.answer_fd, agreed.wake_fd))
 
 
 def _module() -> Any:

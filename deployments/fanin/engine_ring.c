@@ -45,7 +45,10 @@ static int64_t unread(const Py_buffer *rings) {
 
 int64_t dpi_ring_waiting(const EngineRing *r) { return rows_said(r, QUEUED) + unread(&r->rings) + unread(&r->beside); }
 
-int dpi_ring_behind(const EngineRing *r) { return said(r, BUSY_WORD) != 0 && unread(&r->rings) > 0; }
+static int busy(const EngineRing *r) { return said(r, BUSY_WORD) != 0; }
+
+int dpi_ring_behind(const EngineRing *r) { return busy(r) && unread(&r->rings) > 0; }
+int dpi_ring_far_behind(const EngineRing *r) { return busy(r) && dpi_ring_waiting(r) >= r->batch_rows; }
 int64_t dpi_ring_load(const EngineRing *r) { return dpi_ring_waiting(r) + rows_said(r, INFLIGHT); }
 int dpi_ring_leaving(const EngineRing *r) { return said(r, LEAVING_WORD) != 0; }
 
@@ -83,7 +86,7 @@ void dpi_ring_tell(EngineRing *r) {
     r->unsaid = 0;
     __atomic_store_n(count_at(r, 0), r->asks, __ATOMIC_RELEASE);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);  // before it is seen that all lanes are busy, so that one that goes to sleep sees it
-    if (said(r, BUSY_WORD) != 0) return;
+    if (busy(r)) return;
     const uint64_t one = 1;
     while (write(r->wake_fd, &one, sizeof one) < 0 && errno == EINTR) continue;
 }
@@ -120,14 +123,14 @@ static void ring_free(EngineRing *r) {
     Py_TYPE(r)->tp_free(r);
 }
 
-// EngineRing(rings, beside, (asks, answers), board, memory, slot_bytes, most_rows, answer_fd, wake_fd): entries of both rings, powers of two.
+// EngineRing(rings, beside, (asks, answers), board, memory, slot_bytes, most_rows, batch_rows, answer_fd, wake_fd): entries, powers of two.
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(named)) {
     EngineRing *r = (EngineRing *)type->tp_alloc(type, 0);
     long long asks, answers;
     if (r == NULL) return NULL;
     r->place = -1;
-    if (!PyArg_ParseTuple(args, "w*w*(LL)y*w*Liii", &r->rings, &r->beside, &asks, &answers, &r->board, &r->memory, &r->slot_bytes,
-                          &r->most_rows, &r->answer_fd, &r->wake_fd))
+    if (!PyArg_ParseTuple(args, "w*w*(LL)y*w*Liiii", &r->rings, &r->beside, &asks, &answers, &r->board, &r->memory, &r->slot_bytes,
+                          &r->most_rows, &r->batch_rows, &r->answer_fd, &r->wake_fd))
         goto bad;
     r->answers_at = LINE + (asks * (int64_t)sizeof(RingAsk) + LINE - 1) / LINE * LINE;
     const int64_t whole = r->answers_at + LINE + (answers * (int64_t)sizeof(RingAnswer) + LINE - 1) / LINE * LINE + LINE;

@@ -26,7 +26,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Py_buffer rings, beside, board, memory;  // beside: the rings of Python's connection to it
-    int answer_fd, wake_fd, most_rows, slots, free_count, open, place;  // open: slots in use; place: of a listener's, or -1
+    int answer_fd, wake_fd, most_rows, batch_rows, slots, free_count, open, place;  // open: slots in use; place: of a listener's, or -1
     int64_t slot_bytes, answers_at;
     uint64_t asks, answers, asks_mask, answers_mask;  // written, and read so far
     double failed_at, lone_s, run_ms;                 // when its device last failed; a lone request's time, lately; its last run's
@@ -49,6 +49,8 @@ int64_t dpi_ring_waiting(const EngineRing *r);
 int64_t dpi_ring_load(const EngineRing *r);
 // Whether all its lanes have a run, and an ask of this ring lies there that none has read.
 int dpi_ring_behind(const EngineRing *r);
+// Whether all its lanes have a run, and a whole batch waits for the next one.
+int dpi_ring_far_behind(const EngineRing *r);
 // Whether it asks its ingresses to go elsewhere.
 int dpi_ring_leaving(const EngineRing *r);
 

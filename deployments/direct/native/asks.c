@@ -8,7 +8,7 @@
 #include <sys/epoll.h>
 
 static const double LINGER_S = 300e-6, FAILED_S = 1.0;  // as connection.py and scorer.py have them
-static const double SOON_MS = 1;                        // what an ask may be kept back for
+static const double SOON_MS = 1;                        // a short run, and a moment
 enum { TOGETHER_ROWS = 1024 };
 
 static int fits(const EngineRing *r, const Form *f, int rows, int contexts) {
@@ -71,14 +71,26 @@ void dpi_asks_tell(Listener *l, EngineRing *r) {
     dpi_ring_tell(r);
 }
 
+// What an engine would not read yet may grow, if it has room: its next answer, a short run away, comes back here. So may what
+// it would not run yet, but no longer than a moment where no answer is to come so soon.
+static int held_back(Listener *l, const EngineRing *r, const Ask *next) {
+    const Form *first = next->form;
+    if (r->unsaid || first->priority > 0 || !dpi_asks_join(r, next, first)) return 0;
+    const int soon = r->run_ms < SOON_MS;
+    if (soon && dpi_ring_behind(r)) return 1;
+    if (!dpi_ring_far_behind(r)) return 0;
+    if (soon && r->open > 1) return 1;
+    const double until = next->arrived + SOON_MS / 1e3;
+    if (dpi_now_s() >= until) return 0;
+    dpi_timed(l, until);
+    return 1;
+}
+
 int dpi_asks_flush(Listener *l) {
     for (int i = 0; i < RINGS; ++i) {
         EngineRing *r = l->rings[i];
         const Ask *next = l->asks + i;
-        const Form *first = next->form;
-        if (r == NULL || (!r->unsaid && first == NULL)) continue;
-        // What it would not read yet may grow, if it has room: its next answer, a short run away, comes back here.
-        if (!r->unsaid && first->priority <= 0 && r->run_ms < SOON_MS && dpi_asks_join(r, next, first) && dpi_ring_behind(r)) continue;
+        if (r == NULL || (!r->unsaid && next->form == NULL) || held_back(l, r, next)) continue;
         dpi_asks_tell(l, r);
         if (r->open != 1 || l->flying != 1 || r->lone_s > LINGER_S) continue;
         // A GPU needs some 30 us, and an event loop that sleeps 50 us or more to wake up. Others may have the GIL meanwhile.

@@ -71,7 +71,7 @@ typedef struct {
     double bounds[BOUNDS];  // of latency in ms, as Python's metrics have them
     int bound_count, form_count, flying, ended_count, record_count, sample_count, timer, date_size;
     uint64_t draw;
-    double timer_at;
+    double timer_at, late_at;  // when it rings next; the first deadline of a request
     char date[DATE_BYTES];
 } Listener;
 
@@ -170,6 +170,8 @@ int dpi_express_answered(Listener *l, EngineRing *r);
 int dpi_ended(Listener *l, Connection *c, int why, float retry_s, const float *scores);
 // Those whose deadline has passed.
 int dpi_express_late(Listener *l);
+// Has the timer ring then, if that is before it would.
+void dpi_timed(Listener *l, double at);
 // Nobody waits for a connection's request any more.
 void dpi_express_dropped(Listener *l, Connection *c);
 void dpi_express_forgotten(Listener *l);

@@ -50,7 +50,7 @@ void dpi_express_dropped(Listener *l, Connection *c) {
     over(l, c);
 }
 
-static void timed(Listener *l, double at) {
+void dpi_timed(Listener *l, double at) {
     if (at >= l->timer_at || at > INT64_MAX / 2e9) return;  // beyond what its ns can say: never
     l->timer_at = at;
     const int64_t ns = (int64_t)(at * 1e9);
@@ -119,7 +119,7 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
                             .lone = r->open == 1 && alone, .started = started, .deadline = deadline, .encode_ms = (float)((now - started) * 1e3)});
     dpi_ring_join(r, ask->slot, dpi_key_of(l, c) + 1);
     ask->rows += f->rows, ask->contexts += f->contexts, ask->deadline = deadline;
-    if (f->deadline_s) timed(l, deadline);
+    if (deadline < l->late_at) dpi_timed(l, l->late_at = deadline);
     return 1;
 }
 
@@ -202,6 +202,7 @@ int dpi_express_late(Listener *l) {
     const double now = dpi_now_s();
     double next = INFINITY;
     l->timer_at = INFINITY;
+    if (l->late_at > now) return dpi_timed(l, l->late_at), 1;
     for (Connection *c = l->connections; l->flying && c < l->connections + l->most; ++c) {
         if (c->state != BUSY || c->sent.form == NULL) continue;
         if (c->sent.deadline > now) next = fmin(next, c->sent.deadline);
@@ -210,7 +211,7 @@ int dpi_express_late(Listener *l) {
             if (!dpi_ended(l, c, ENDED_LATE, 0, NULL)) return 0;
         }
     }
-    timed(l, next);
+    dpi_timed(l, l->late_at = next);
     return 1;
 }
 

@@ -136,7 +136,7 @@ static PyObject *listener_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
     Listener *l = (Listener *)type->tp_alloc(type, 0);
     if (l == NULL) return NULL;
     l->epoll = l->timer = -1;
-    l->timer_at = INFINITY;
+    l->timer_at = l->late_at = INFINITY;
     l->sampled_requests.every = 1;
     const char *bounds;
     Py_ssize_t size;

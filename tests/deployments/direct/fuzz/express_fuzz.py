@@ -49,7 +49,7 @@ class Engine:
         agreed: Any = SimpleNamespace(
             rings=Rings(rings_fd),
             board=board,
-            welcome=SimpleNamespace(max_queued_rows=400),
+            welcome=SimpleNamespace(max_queued_rows=400, max_batch_rows=64),
             answer_fd=self.fds[0],
             wake_fd=self.fds[1],
         )
