@@ -38,8 +38,8 @@ _IN_C: Mapping[str, Sequence[str]] = {  # functions of the listener, and of the 
     "ring": (
         "dpi_ring_take", "dpi_ring_give", "dpi_ring_join", "dpi_ring_leave", "dpi_ring_ask", "dpi_ring_tell", "dpi_ring_next",
         "dpi_ring_answered", "dpi_asks_tell", "dpi_asks_flush", "dpi_express_woken", "dpi_express_answered",
-        "dpi_express_late", "put", "held_back", "dpi_asks_join", "dpi_ring_behind", "dpi_ring_far_behind", "busy", "rows_said", "unread",
-        "dpi_now_s",
+        "dpi_express_late", "put", "held_back", "dpi_asks_join", "dpi_ring_behind", "dpi_ring_far_behind", "busy",
+        "rows_said", "unread", "dpi_now_s",
     ),
     "answer": ("answer", "answered", "dpi_ended", "behind_block", "told", "listener_answer", "all_finite"),
     "count": ("dpi_counted", "sampled", "apart", "dpi_drawn", "dpi_express_seen"),
