@@ -87,6 +87,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/features": "tables are those of a schema, their ids those of row blocks",
         "kernels/lookup": "an id of so many bytes has room for slots",
         "kernels/copies": "rows of files are copied into slots",
+        "kernels/runtime": "or into memory of the host that a GPU reads",
     },
     "dpiframe_core/embedding": {
         "kernels/runtime": "rows lie in memory that a GPU reads",

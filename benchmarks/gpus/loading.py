@@ -17,9 +17,9 @@ from benchmarks.gpus.group import Group
 from benchmarks.gpus.one_sided import bags, held
 from benchmarks.gpus.repeated import repeated
 from benchmarks.records.record import Record, record
-from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.shards import Shards
+from dpiframe_core.far_rows import host_rows
 from dpiframe_core.far_rows.row_copies import RowCopies
 from kernels.runtime.host_memory import SharedMemory
 
@@ -70,7 +70,7 @@ def run(group: Group, folder: Path, total_bytes: int, *, tables: int, dim: int, 
 @contextmanager
 def stages() -> Iterator[dict[str, float]]:
     """Seconds that stores set up here spend in each step: host memory had (or waited for), locked, rows waited for that are
-    copied to host and device meanwhile, the share of warm rows filled."""
+    copied to host and device meanwhile, those that another process copies, the share of warm rows filled."""
     spent: dict[str, float] = {}
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,8 +85,9 @@ def stages() -> Iterator[dict[str, float]]:
 
     with (
         mock.patch.object(SharedMemory, "claim", timed("memory", SharedMemory.claim)),
-        mock.patch.object(tiers, "DeviceReadable", timed("locked", vars(tiers)["DeviceReadable"])),
+        mock.patch.object(host_rows, "DeviceReadable", timed("locked", vars(host_rows)["DeviceReadable"])),
         mock.patch.object(RowCopies, "wait", timed("copied", RowCopies.wait)),
+        mock.patch.object(SharedMemory, "filled", timed("awaited", SharedMemory.filled)),
         mock.patch.object(Shards, "_take_slot", timed("share", Shards._take_slot)),
     ):
         yield spent

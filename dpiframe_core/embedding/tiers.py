@@ -3,7 +3,6 @@ of the host, a share each, cold ones in the host's. The host's memory holds the 
 rows move it holds the hot ones as well: which are hot is then each GPU's own affair.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
@@ -15,14 +14,12 @@ from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.hot_rows import HotRows, Ints, Move, shared_slots
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.shards import Shards
-from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.errors import InputError
+from dpiframe_core.far_rows.host_rows import HostRows, RowSpan
 from dpiframe_core.far_rows.row_copies import RowCopies
 from dpiframe_core.features.schema import FeatureSchema
 from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors
-from kernels.runtime.host_memory import DeviceReadable, PrivateMemory, SharedMemory
 
-log = logging.getLogger(__name__)
-_LINE = 128  # bytes, to which tables begin aligned: what crosses the bus at once
 Tables = Sequence[torch.Tensor]
 Ranks = npt.NDArray[np.uint32]
 
@@ -41,7 +38,7 @@ class Tiers:
 
     Raises:
         InputError: the placement is of other tables.
-        Unavailable: the host's memory does not hold the cold rows, or may not be locked.
+        Unavailable: as `HostRows`.
     """
 
     def __init__(
@@ -61,11 +58,8 @@ class Tiers:
         slots = [0 if spare is None else len(spare) for spare in spares]
         moves = [home.replan_s is not None and HotRows.move(p, n) for p, n in zip(places, slots, strict=True)]
         self._firsts = firsts = [0 if may else p.hot for p, may in zip(places, moves, strict=True)]
-        spans = [(first, p.held) for first, p in zip(firsts, places, strict=True)]  # ranks in the host's memory
-        sizes = [_lines((end - first) * t.shape[1] * t.element_size()) for (first, end), t in zip(spans, tables, strict=True)]
-        self.host_bytes = sum(sizes)
-        self._memory: SharedMemory | PrivateMemory = PrivateMemory(0)
-        self._readable: DeviceReadable | None = None
+        spans = [RowSpan(t, order, first, p.held) for first, (p, t, order) in zip(firsts, rows, strict=True)]
+        self._host: HostRows | None = None
         self._shards: Shards | None = None
         self.generation = 0
         try:
@@ -79,16 +73,9 @@ class Tiers:
             with RowCopies() as copies:
                 for (p, t, order), hot in zip(rows, self._hot, strict=True):
                     copies.add(t, order, 0, p.hot, hot)
-                self._lock_memory(home)  # tens of seconds where it is large, or another process fills it
-                begins = np.cumsum([0, *sizes[:-1]]).tolist()
-                each = zip(begins, spans, tables, strict=True)
-                cold = [_rows_at(self._memory.bytes, at, end - first, t) for at, (first, end), t in each]
-                if self._memory.fresh:
-                    for (_, t, order), span, view in zip(rows, spans, cold, strict=True):
-                        copies.add(t, order, *span, view)
+                self._host = HostRows(spans, home.folder, f"{home.name}-{_digest(placement)}")
                 copies.wait()
-            if self._memory.fresh:
-                self._memory.publish()
+            self.host_bytes, cold = self._host.nbytes, self._host.tables
             self._scales = [None if s is None else s.to(device).contiguous() for s in scales]
             self._ranks = [
                 None if may else _ranks_on(device, placement.ranks.get(p.table), p, n)
@@ -217,43 +204,17 @@ class Tiers:
                 found.append(Segment(moving.slots.memory.data_ptr(), moving.last))  # nor there, but those in others' slots
         return found
 
-    def _lock_memory(self, home: Home) -> None:
-        """`host_bytes` that the GPU reads: of all processes of this host, or of this one if the folder has no such memory."""
-        if not self.host_bytes:
-            return
-        if home.folder is not None:
-            try:
-                self._memory = SharedMemory.claim(home.folder, f"{home.name}-{_digest(home.placement)}", self.host_bytes)
-                self._readable = DeviceReadable(self._memory.bytes)
-            except (OSError, RuntimeError) as e:
-                log.warning("%s: %s: this process keeps %.1f GiB of rows for itself", home.folder, e, self.host_bytes / 2**30)
-                self._memory.close()
-            else:
-                return
-        try:
-            self._memory = PrivateMemory(self.host_bytes)
-            self._readable = DeviceReadable(self._memory.bytes)
-        except (OSError, MemoryError, RuntimeError) as e:
-            raise Unavailable(f"host tables: got {e}, expected memory for {self.host_bytes / 2**30:.1f} GiB of rows") from e
-
     def close(self) -> None:
         """Gives the host's memory back. No lookup may run any more."""
         if self._shards is not None:
             self._shards.close()
-        if self._readable is not None:
-            self._readable.close()
-            self._readable = None
-        self._memory.close()
+        if self._host is not None:
+            self._host.close()
 
 
 def _places(schema: FeatureSchema, placement: Placement) -> list[TablePlacement]:
     placement.check(schema)
     return list(placement.tables)
-
-
-def _rows_at(memory: torch.Tensor, begin: int, rows: int, like: torch.Tensor) -> torch.Tensor:
-    """[rows, dim] of a table, in the memory."""
-    return memory[begin : begin + rows * like.shape[1] * like.element_size()].view(like.dtype).view(rows, like.shape[1])
 
 
 def _order(placement: Placement, p: TablePlacement) -> torch.Tensor | None:
@@ -288,7 +249,3 @@ def _digest(placement: Placement) -> str:
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     return [0 if t is None else t.data_ptr() for t in tensors]
-
-
-def _lines(size: int) -> int:
-    return -(-size // _LINE) * _LINE

@@ -4,6 +4,8 @@ with SharedMemory.claim(folder, "tables-3f2a", nbytes) as memory:
     if memory.fresh:               # nobody has filled it yet
         memory.bytes.copy_(rows)
         memory.publish()
+    elif not memory.filled():      # who did has died: to be claimed anew
+        ...
 """
 
 import fcntl
@@ -11,6 +13,7 @@ import logging
 import mmap
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +26,7 @@ log = logging.getLogger(__name__)
 _PAGE = 4096  # the first one says whether the rest is filled
 _READY = b"dpiframe rows 1\n"
 _PREFIX, _SUFFIX = "dpiframe-", ".rows"
+_LOOK_S = 0.01  # between two looks whether another process has the memory
 
 
 class SharedMemory:
@@ -30,30 +34,30 @@ class SharedMemory:
     and who claims one removes those that killed processes left.
 
     Attributes:
-        bytes: uint8[nbytes]. fresh: whether it is to be filled, and then published; others wait meanwhile.
+        bytes: uint8[nbytes]. fresh: whether it is this process's to fill, and then to publish. If not, and another one's that
+            has not done so yet, it may be locked meanwhile; see `filled`.
 
     Raises:
         OSError: the folder has no such room, or no memory files at all.
     """
 
-    def __init__(self, path: Path, file: int, nbytes: int) -> None:
+    def __init__(self, path: Path, file: int, nbytes: int, *, alone: bool) -> None:
         self._path, self._file = path, file
         self._map = mmap.mmap(file, _PAGE + nbytes)
-        self.fresh = self._map[: len(_READY)] != _READY
+        self.fresh = alone and not self._ready
         self.bytes = torch.from_numpy(np.frombuffer(self._map, np.uint8, nbytes, _PAGE))
-        if not self.fresh:
+        if self._ready:
             fcntl.flock(file, fcntl.LOCK_SH)
 
     @classmethod
     def claim(cls, folder: Path, name: str, nbytes: int) -> Self:
-        """Maps the memory of this name and size; waits while another process fills it."""
+        """Maps the memory of this name and size; waits while another process takes it from the host."""
         _remove_left(folder)
         path = folder / f"{_PREFIX}{name}-{nbytes}{_SUFFIX}"
         while True:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                alone = _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB) or not _lock(file, fcntl.LOCK_SH)
-                memory = cls._opened(path, file, nbytes, alone)
+                memory = cls._opened(path, file, nbytes, _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
             except BaseException:
                 if _is_at(file, path) and os.fstat(file).st_size < _PAGE + nbytes:
                     path.unlink()
@@ -65,7 +69,7 @@ class SharedMemory:
 
     @classmethod
     def _opened(cls, path: Path, file: int, nbytes: int, alone: bool) -> Self | None:
-        """None: it was removed while we waited for the lock, or who filled it died."""
+        """None: it was removed meanwhile, or who took it has died."""
         found = os.fstat(file)
         if not _is_at(file, path):
             return None
@@ -73,10 +77,21 @@ class SharedMemory:
             raise PermissionError(f"{path}: got a file of others, expected one that only this user may touch")
         if alone:
             os.posix_fallocate(file, 0, _PAGE + nbytes)  # now, and not at a write, which would end the process
-        elif found.st_size != _PAGE + nbytes:
-            return None
-        memory = cls(path, file, nbytes)
-        return memory if alone or not memory.fresh else None
+        while os.fstat(file).st_size != _PAGE + nbytes:
+            if _lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                return None
+            time.sleep(_LOOK_S)
+        return cls(path, file, nbytes, alone=alone)
+
+    @property
+    def _ready(self) -> bool:
+        return self._map[: len(_READY)] == _READY
+
+    def filled(self) -> bool:
+        """Whether the rows are there; waits for the process that fills it. False: that one has died."""
+        if not self.fresh and not self._ready:
+            fcntl.flock(self._file, fcntl.LOCK_SH)
+        return self._ready
 
     def publish(self) -> None:
         """What was filled may be read by others."""

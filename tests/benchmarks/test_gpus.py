@@ -14,12 +14,13 @@ import torch
 
 from benchmarks.gpus import collective, grid, large, loading, one_sided, places, repeated
 from benchmarks.gpus.group import Group
-from dpiframe_core.embedding import shards, tiers
+from dpiframe_core.embedding import shards
 from dpiframe_core.embedding.placement import Links
 from dpiframe_core.embedding.spares import Spares
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.engine.staging import Staging
+from dpiframe_core.far_rows import host_rows
 from dpiframe_core.far_rows.rows_ahead import RowsAhead
 from kernels.lookup import embedding
 from kernels.lookup.descriptors import whole
@@ -103,7 +104,7 @@ class Two(Group):
 @pytest.fixture
 def emulated(monkeypatch, run_folder, tmp_path):
     host_cuda.put_under(monkeypatch, embedding, run_folder)
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     monkeypatch.setattr(shards, "ExportedMemory", Exported)
     monkeypatch.setattr(shards, "MappedMemory", Mapped)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
@@ -151,7 +152,7 @@ def test_tables_of_a_repeated_pattern_are_looked_up(emulated):
     given = {"tables": 3, "dim": 32, "zipf": 1.05, "links": Links(), "seconds": 0.0, "seed": 0}
     found = list(large.run(Two(), 3 * 5000 * 64, 200_000, [7], **given))
     assert [r["all_rows"] for r in found] == [15_000]
-    assert found[0]["stages_s"].keys() == {"memory", "locked", "copied", "share"}
+    assert found[0]["stages_s"].keys() == {"memory", "locked", "copied", "awaited", "share"}
 
 
 def test_rows_of_a_pattern_for_which_the_host_has_no_room_are_read_as_if_from_files(emulated, monkeypatch):

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from dpiframe_core.embedding import shards, tiers
+from dpiframe_core.embedding import shards
 from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.hot_rows import HotRows, Move, place_bytes
 from dpiframe_core.embedding.layout import plan_lookup
@@ -20,6 +20,7 @@ from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.far_rows import host_rows
 from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.models.build import build_graph
@@ -192,7 +193,7 @@ class Kept(Exported):
 
 
 def without_a_gpu(monkeypatch):
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     monkeypatch.setattr(shards, "ExportedMemory", Kept)
     monkeypatch.setattr(shards, "MappedMemory", Mapped)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
@@ -251,7 +252,7 @@ def test_lookups_are_bit_equal_to_those_of_whole_tables_while_rows_move(tmp_path
 
 
 def test_where_nothing_is_nearer_or_all_is_near_nothing_moves(monkeypatch):
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     tensors, _ = table_tensors(SCHEMA, oracle.make_tables(SCHEMA, np.random.default_rng(0)))
     tables = [tensors[t.name] for t in SCHEMA.tables]
     places = [TablePlacement(t.name, t.rows, *(2 * (t.rows if i % 2 else 0,))) for i, t in enumerate(SCHEMA.tables)]

@@ -16,13 +16,14 @@ import pytest
 import torch
 
 from dpiframe_core.bundle.bundle import read_bundle
-from dpiframe_core.embedding import shards, tiers
+from dpiframe_core.embedding import shards
 from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
+from dpiframe_core.far_rows import host_rows
 from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.models.build import build_graph
 from kernels.lookup import embedding
@@ -86,7 +87,7 @@ class Process:
 @pytest.mark.parametrize(("gpus", "seed"), [(2, 0), (3, 1), (3, 2)])
 def test_every_process_reads_the_same_rows_while_others_come_go_and_are_replaced(tmp_path, monkeypatch, run_folder, gpus, seed):
     host_cuda.put_under(monkeypatch, embedding, run_folder)
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     monkeypatch.setattr(shards, "ExportedMemory", Exported)
     monkeypatch.setattr(shards, "MappedMemory", Mapped)
     monkeypatch.setattr(shards, "GRACE_S", 0.0)
@@ -125,7 +126,7 @@ def test_every_process_reads_the_same_rows_while_others_come_go_and_are_replaced
 
 def test_a_share_that_this_device_does_not_reach_is_read_from_the_host(tmp_path, monkeypatch, run_folder, caplog):
     host_cuda.put_under(monkeypatch, embedding, run_folder)
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     monkeypatch.setattr(shards, "ExportedMemory", Exported)
     monkeypatch.setattr(shards, "MappedMemory", lambda handle, device: Mapped(b"stale", device))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from dpiframe_core.embedding import spares as spares_file
-from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.placement import Placement, TablePlacement
@@ -16,6 +15,7 @@ from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.far_rows import host_rows
 from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.architecture import DeepFM
@@ -48,7 +48,7 @@ def home_of(schema, seed=0, folder=None, ahead_bytes=1 << 20):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_lookup_with_rows_in_files_is_bit_equal_to_one_over_whole_tables(monkeypatch, run_folder, seed):
     host_cuda.put_under(monkeypatch, embedding, run_folder)
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     schema = oracle.make_schema(dtype=DTYPES, bags=2)
     rng = np.random.default_rng(seed)
     tensors, _ = table_tensors(schema, oracle.make_tables(schema, rng))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.placement import Placement, TablePlacement
@@ -15,6 +14,7 @@ from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.far_rows import host_rows
 from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.architecture import DeepFM
 from dpiframe_core.models.build import build_graph
@@ -55,7 +55,7 @@ def home_of(schema, folder, seed=0, name="small"):
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_lookup_over_a_placement_is_bit_equal_to_one_over_whole_tables(tmp_path, monkeypatch, run_folder, seed, shared):
     host_cuda.put_under(monkeypatch, embedding, run_folder)
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     schema = oracle.make_schema(dtype=DTYPES, bags=2)
     rng = np.random.default_rng(seed)
     tensors, _ = table_tensors(schema, oracle.make_tables(schema, rng))
@@ -84,7 +84,7 @@ def looked_up(lookup, block, generation=0):
 
 
 def test_a_second_process_or_engine_takes_the_rows_that_are_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     schema = oracle.make_schema()
     tensors, _ = table_tensors(schema, oracle.make_tables(schema, np.random.default_rng(0)))
     tables, none = [tensors[t.name] for t in schema.tables], [None] * len(schema.tables)
@@ -92,8 +92,8 @@ def test_a_second_process_or_engine_takes_the_rows_that_are_there(tmp_path, monk
     first = Tiers(schema, tables, none, home, CPU)
     second = Tiers(schema, [torch.zeros_like(t) for t in tables], none, home, CPU)  # of the same name: what is in it is taken
     other = Tiers(schema, tables, none, home_of(schema, tmp_path, seed=1), CPU)
-    assert torch.equal(first._memory.bytes, second._memory.bytes)
-    assert first._memory.bytes.any()
+    assert torch.equal(first._host._memory.bytes, second._host._memory.bytes)
+    assert first._host._memory.bytes.any()
     assert len(list(tmp_path.iterdir())) == 2
     for one in (first, second, other):
         one.close()
@@ -130,7 +130,7 @@ def test_memory_that_may_not_be_locked_is_said_and_given_back(tmp_path, monkeypa
     def refused(memory):
         raise RuntimeError("host memory: got cudaErrorMemoryAllocation for 5 bytes, expected to lock them")
 
-    monkeypatch.setattr(tiers, "DeviceReadable", refused)
+    monkeypatch.setattr(host_rows, "DeviceReadable", refused)
     schema = oracle.make_schema()
     tensors, _ = table_tensors(schema, oracle.make_tables(schema, np.random.default_rng(0)))
     tables = [tensors[t.name] for t in schema.tables]
@@ -140,7 +140,7 @@ def test_memory_that_may_not_be_locked_is_said_and_given_back(tmp_path, monkeypa
 
 
 def test_memory_that_the_host_refuses_is_said(monkeypatch):
-    monkeypatch.setattr(tiers, "PrivateMemory", lambda nbytes: PrivateMemory(nbytes and 1 << 60))
+    monkeypatch.setattr(host_rows, "PrivateMemory", lambda nbytes: PrivateMemory(nbytes and 1 << 60))
     schema = oracle.make_schema()
     tensors, _ = table_tensors(schema, oracle.make_tables(schema, np.random.default_rng(0)))
     tables = [tensors[t.name] for t in schema.tables]
@@ -155,7 +155,7 @@ def test_ids_at_the_borders_of_tiers_and_beyond_the_last_row_read_as_from_whole_
 ):
     """Places that rows have behind the last one, where rows move, are no ids."""
     host_cuda.put_under(monkeypatch, embedding, run_folder)
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     schema = oracle.make_schema(context=0, bags=0, embedded_numbers=0)
     rng = np.random.default_rng(0)
     tensors, _ = table_tensors(schema, oracle.make_tables(schema, rng))
@@ -189,7 +189,7 @@ def test_a_folder_whose_memory_cannot_be_locked_is_not_used(tmp_path, monkeypatc
             raise RuntimeError("host memory: got cudaErrorInvalidValue")
         return Locked(memory)
 
-    monkeypatch.setattr(tiers, "DeviceReadable", of_memory_alone)
+    monkeypatch.setattr(host_rows, "DeviceReadable", of_memory_alone)
     schema = oracle.make_schema()
     tensors, _ = table_tensors(schema, oracle.make_tables(schema, np.random.default_rng(0)))
     tables = [tensors[t.name] for t in schema.tables]

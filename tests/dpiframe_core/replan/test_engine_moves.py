@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.follower import Follower
 from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.placement import Placement, TablePlacement
@@ -20,6 +19,7 @@ from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.lane_pool import LanePool
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import Unavailable
+from dpiframe_core.far_rows import host_rows
 from dpiframe_core.graph.architecture import DeepFM
 from tests import oracle
 from tests.dpiframe_core.embedding.test_hot_rows import SCHEMA, drawn_moves, row_of
@@ -131,7 +131,7 @@ def test_a_step_that_fails_is_not_taken_again_and_the_others_are(monkeypatch, ca
 
 def test_threads_that_read_while_another_moves_rows_find_what_they_should(monkeypatch):
     """An engine's way to wait for batches, tiers that move, and batches that read by descriptors alone, all at once."""
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     rng = np.random.default_rng(0)
     tensors, _ = table_tensors(SCHEMA, oracle.make_tables(SCHEMA, rng))
     tables = [tensors[t.name] for t in SCHEMA.tables]

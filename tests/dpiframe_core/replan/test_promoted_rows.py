@@ -7,14 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.errors import Overloaded, TooLarge, Unavailable
-from dpiframe_core.far_rows import near_rows, rows_ahead
+from dpiframe_core.far_rows import host_rows, near_rows, rows_ahead
 from dpiframe_core.far_rows.far_reads import FarReads
 from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.far_rows.row_source import FileRows
@@ -275,7 +274,7 @@ class OnAGpu(RuleBasedStateMachine):
 
 
 def test_leases_read_what_they_should_while_rows_of_files_come_into_the_gpus_memory_and_go(monkeypatch):
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     monkeypatch.setattr(near_rows, "_PATIENCE_S", 0.02)
     run_state_machine_as_test(OnAGpu, settings=settings(max_examples=60, stateful_step_count=20, deadline=None))
 
@@ -291,7 +290,7 @@ class Served:
     """A store whose device is the host, with rows in the order of ids, and a replanner. Items' reads are `counted` by hand."""
 
     def __init__(self, monkeypatch, *, slots=12, check=lambda: None, hot=HOT, move_bytes=1 << 20, over=lambda: None):
-        monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+        monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
         monkeypatch.setattr(near_rows, "_PATIENCE_S", 0.02)
         self.source = Files()
         home = home_of(self.source, slots, hot=hot, move_bytes=move_bytes)
@@ -510,7 +509,7 @@ def test_a_cpu_tells_reads_of_the_host_and_of_files_apart():
 def test_the_kernel_reads_bit_equal_rows_before_during_and_after_they_come(monkeypatch, run_folder, seed):
     """The kernel itself, on the host: leases of before, of meanwhile and of after, batches of both generations."""
     host_cuda.put_under(monkeypatch, embedding, run_folder)
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     monkeypatch.setattr(near_rows, "_PATIENCE_S", 0.02)
     rng = np.random.default_rng(seed)
     home = home_of(Files(), 24, ranks=drawn_ranks(seed))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.tiers import Tiers
+from dpiframe_core.far_rows import host_rows
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.replan import recent_reads
 from dpiframe_core.replan.chosen_moves import chosen_moves
@@ -37,7 +37,7 @@ class Clock:
 
 
 def placed_on(monkeypatch, move_bytes=1 << 20):
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     places = tuple(TablePlacement(t.name, ROWS, HOT, HOT) for t in SCHEMA.tables)
     home = Home(Placement(1, places), "m", None, replan_s=60, move_bytes=move_bytes)
     tables = [torch.arange(ROWS * t.dim, dtype=torch.float32).view(ROWS, t.dim) for t in SCHEMA.tables]
@@ -140,7 +140,7 @@ def test_a_table_that_is_read_more_takes_slots_of_another_whose_rows_have_its_fo
 
 def test_a_warm_row_comes_only_for_reads_that_outweigh_those_from_the_host(monkeypatch):
     """Who goes was hot at first, and is read in the host's memory then: a row takes 20 ns, a warm one 0.04 ns of its link."""
-    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    monkeypatch.setattr(host_rows, "DeviceReadable", Locked)
     table = SCHEMA.tables[0]
     schema = FeatureSchema(features=SCHEMA.features[:1], tables=(table,))
     home = Home(Placement(2, (TablePlacement("u", ROWS, HOT, 2 * HOT),)), "m", None, replan_s=60)

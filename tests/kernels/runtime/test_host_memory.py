@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from threading import Timer
 
 import pytest
 import torch
@@ -47,17 +48,35 @@ def test_who_comes_second_reads_what_the_first_one_filled_and_the_last_one_remov
     assert files(tmp_path) == []
 
 
-def test_who_comes_while_another_fills_waits_for_it(tmp_path):
+def test_who_comes_while_another_fills_has_the_memory_and_waits_for_the_rows(tmp_path):
     first = SharedMemory.claim(tmp_path, "tables", SIZE)
-    other = other_process(tmp_path, "print(m.fresh, int(m.bytes[5]), time.monotonic())\nm.close()")
-    time.sleep(3)
+    other = other_process(
+        tmp_path, "print(m.fresh, flush=True)\nprint(m.filled(), int(m.bytes[5]), time.monotonic())\nm.close()"
+    )
+    assert other.stdout.readline() == "False\n"
+    time.sleep(1)
     first.bytes.fill_(9)
     published = time.monotonic()
     first.publish()
-    fresh, value, at = other.communicate(timeout=60)[0].split()
-    assert (fresh, value) == ("False", "9")
+    filled_, value, at = other.communicate(timeout=60)[0].split()
+    assert (filled_, value) == ("True", "9")
     assert float(at) > published
+    assert first.filled()
     first.close()
+
+
+def test_who_waits_for_rows_of_a_process_that_dies_is_told_and_the_next_claim_fills_them(tmp_path):
+    other = other_process(tmp_path, "m.bytes.fill_(3)\nprint('in', flush=True)\ntime.sleep(60)")
+    assert other.stdout.readline() == "in\n"
+    memory = SharedMemory.claim(tmp_path, "tables", SIZE)
+    assert not memory.fresh
+    Timer(0.5, other.kill).start()
+    assert not memory.filled()
+    memory.close()
+    other.wait()
+    other.stdout.close()
+    filled(tmp_path).close()
+    assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("published", [False, True])
