@@ -91,18 +91,22 @@ class RowQueue(Generic[T]):
                     self._remove(level, ticket)
                     expired.append(ticket)
                     continue
-                start, left = ticket.next_row, ticket.left
+                start = ticket.next_row
+                left = ticket.rows - start
                 starts.setdefault(ticket, start)
                 count = min(room, ticket.turn, left)
                 ticket.next_row = start + count
-                ticket.turn -= count
                 room -= count
                 self.rows -= count
                 if count == left:
-                    self._remove(level, ticket)
-                elif not ticket.turn:
+                    del level[ticket]
+                    continue
+                ticket.turn -= count
+                if not ticket.turn:
                     ticket.turn = self.turn_rows
                     level.move_to_end(ticket)
+            if not level:
+                self._levels.pop(priority, None)
             if not room:
                 break
         return [Part(ticket, start, ticket.next_row) for ticket, start in starts.items()], expired

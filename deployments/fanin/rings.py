@@ -43,7 +43,8 @@ class Ring:
     def __init__(self, memory: memoryview, entry: Struct, capacity: int) -> None:
         if capacity & (capacity - 1):
             raise ValueError(f"capacity: got {capacity}, expected a power of two")
-        self._entry, self._capacity = entry, capacity
+        self._capacity, self._mask, self._size = capacity, capacity - 1, entry.size
+        self._pack, self._unpack, self._unpack_all = entry.pack_into, entry.unpack_from, entry.iter_unpack
         self._published = memory[:8].cast("Q")
         self._entries = memory[_LINE : self.nbytes(entry, capacity)]
         self._at = self._published[0]
@@ -54,8 +55,9 @@ class Ring:
 
     def put(self, *fields: float) -> None:
         """Writes an entry. The reader sees it after `publish`."""
-        self._entry.pack_into(self._entries, (self._at & (self._capacity - 1)) * self._entry.size, *fields)
-        self._at += 1
+        at = self._at
+        self._pack(self._entries, (at & self._mask) * self._size, *fields)
+        self._at = at + 1
 
     def publish(self) -> None:
         self._published[0] = self._at
@@ -70,16 +72,16 @@ class Ring:
         end = self._published[0]
         if end == self._at:
             return []
-        size = self._entry.size
+        size = self._size
         if end == self._at + 1:  # as for a lone request, at a third of the time
             self._at = end
-            return [self._entry.unpack_from(self._entries, ((end - 1) & (self._capacity - 1)) * size)]
-        first, last = (i & (self._capacity - 1) for i in (self._at, end))
+            return [self._unpack(self._entries, ((end - 1) & self._mask) * size)]
+        first, last = self._at & self._mask, end & self._mask
         self._at = end
         if first < last:
-            return list(self._entry.iter_unpack(self._entries[first * size : last * size]))
+            return list(self._unpack_all(self._entries[first * size : last * size]))
         ring = self._entries[: self._capacity * size]
-        return [*self._entry.iter_unpack(ring[first * size :]), *self._entry.iter_unpack(ring[: last * size])]
+        return [*self._unpack_all(ring[first * size :]), *self._unpack_all(ring[: last * size])]
 
 
 class Rings:

@@ -161,10 +161,17 @@ class RowBlock:
         contexts = self.contexts
         if contexts == 1:  # rows have no choice, and `fill` gives them none
             return
-        request = self.request_of_row
-        # One look at all rows: below 0 they are larger than any context. A second one is a twentieth of an engine's CPU time.
-        if self.rows and int(np.maximum.reduce(request.view(np.uint32))) >= contexts:
-            raise InputError("row block request_of_row", [int(request.min()), int(request.max())], f"within [0, {contexts})")
+        least, greatest = self._context_range(0, self.rows) if self.rows else (0, 0)
+        if least < 0 or greatest >= contexts:
+            raise InputError("row block request_of_row", [least, greatest], f"within [0, {contexts})")
+
+    def _context_range(self, start: int, stop: int) -> tuple[int, int]:
+        """The first and the last context of rows [start, stop). In C, as NumPy takes a tenth of an engine's time for it."""
+        if (functions := c_build.request_extension()) is not None:
+            least, greatest = functions.context_range(self.buffer, self.places[0] + 4 * start, stop - start)
+            return least - self.base, greatest - self.base
+        request = self.request_of_row[start:stop]
+        return int(request.min()), int(request.max())
 
     def column(self, place: Column) -> npt.NDArray[Any]:
         """A feature's part, [n or q, width]: a writable view; ids have their narrow dtype, so that -1 reads as all ones."""
@@ -225,8 +232,7 @@ class RowBlock:
 
     def window(self, start: int, stop: int) -> RowBlock:
         """`part` without a copy, where the contexts used lie side by side: its `buffer` and header are then this block's."""
-        request = self.request_of_row[start:stop]
-        first, last = (0, 0) if self.contexts == 1 else (int(request.min()), int(request.max()))
+        first, last = (0, 0) if self.contexts == 1 else self._context_range(start, stop)
         if last - first >= stop - start:
             return self.part(start, stop)
         layout, at = self.layout, self.places

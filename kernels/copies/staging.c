@@ -174,6 +174,24 @@ PyObject *dpi_fill(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_
     return good ? PyLong_FromLongLong(batch.rows) : NULL;
 }
 
+// context_range(buffer, at, rows): the least and the greatest of so many int32 from byte `at` on, of at least one.
+PyObject *dpi_context_range(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    int64_t at, rows;
+    Py_buffer from;
+    if (!counted(count, 3) || !integers(args + 1, 1, PLACES_END, &at) || !integers(args + 2, 1, COUNTS, &rows)) return NULL;
+    if (PyObject_GetBuffer(args[0], &from, PyBUF_SIMPLE)) return NULL;
+    Id32 least = INT32_MAX, greatest = INT32_MIN;
+    const int good = within(&from, at, 4 * rows);
+    const Id32 *own = (const Id32 *)((const uint8_t *)from.buf + at);
+    for (int64_t r = 0; good && r < rows; ++r) {
+        least = own[r] < least ? own[r] : least;
+        greatest = own[r] > greatest ? own[r] : greatest;
+    }
+    PyBuffer_Release(&from);
+    if (good && !rows) PyErr_SetString(PyExc_ValueError, "rows: got none, expected at least one");
+    return good && rows ? Py_BuildValue("ii", (int)least, (int)greatest) : NULL;
+}
+
 typedef struct {
     const Batch *batch;
     const Piece *pieces;

@@ -90,6 +90,7 @@ static PyMethodDef functions[] = {
     {"settle_ids", (PyCFunction)(void (*)(void))settle_ids, METH_FASTCALL, NULL},
     {"copy_numbers", (PyCFunction)(void (*)(void))copy_numbers, METH_FASTCALL, NULL},
     {"replay", (PyCFunction)(void (*)(void))dpi_replay, METH_FASTCALL, NULL},
+    {"context_range", (PyCFunction)(void (*)(void))dpi_context_range, METH_FASTCALL, NULL},
     {"fill", (PyCFunction)(void (*)(void))dpi_fill, METH_FASTCALL, NULL},
     {"replay_batch", (PyCFunction)(void (*)(void))dpi_replay_batch, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

@@ -68,6 +68,7 @@ PyObject *dpi_json_items(PyObject *module, PyObject *const *args, Py_ssize_t cou
 PyObject *dpi_vocabulary(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_text_hashes(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_texts(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_context_range(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_fill(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_replay(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_replay_batch(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -139,6 +139,32 @@ def test_a_window_whose_contexts_lie_apart_is_a_copy_with_only_these() -> None:
     assert not np.shares_memory(window.candidate_ids, block.candidate_ids)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 17, 130])
+@pytest.mark.parametrize("wrong", [-1, 5, -(2**31), 2**31 - 1])
+def test_a_block_with_a_row_of_no_context_of_its_own_is_refused_wherever_that_row_is(rows: int, wrong: int) -> None:
+    block = random_block(MIXED, rows, 5, 0)
+    block.check(MIXED.block_layout)
+    good = block.request_of_row.copy()
+    for at in {0, rows // 2, rows - 1}:
+        block.request_of_row[at] = wrong
+        rest = [int(r) for i, r in enumerate(good) if i != at]
+        said = rf"request_of_row: got \[{min([wrong, *rest])}, {max([wrong, *rest])}\], expected within \[0, 5\)"
+        with pytest.raises(InputError, match=said):
+            block.check(MIXED.block_layout)
+        block.request_of_row[at] = good[at]
+
+
+def test_a_window_with_a_row_of_a_context_before_its_first_is_refused() -> None:
+    block = RowBlock.allocate(MIXED.block_layout, 9, 4)
+    block.request_of_row[:] = [0, 0, 1, 2, 2, 2, 3, 3, 3]
+    first, window = block.window(3, 8), block.window(3, 8)
+    assert first.base == 2
+    first.check(MIXED.block_layout)
+    block.request_of_row[5] = 1
+    with pytest.raises(InputError, match=r"request_of_row: got \[-1, 1\], expected within \[0, 2\)"):
+        window.check(MIXED.block_layout)
+
+
 @pytest.mark.parametrize("schema", [MIXED, LARGE])
 @pytest.mark.parametrize("writable", [False, True])
 def test_a_block_read_from_its_bytes_is_the_block(schema: FeatureSchema, writable: bool) -> None:

@@ -293,3 +293,17 @@ def test_what_is_no_replay_is_refused():
 def test_without_c_there_is_none(monkeypatch):
     monkeypatch.setattr(c_build, "request_extension", lambda: None)
     assert replay_batch(1, 2, None, 64, (GOOD.buffer, GOOD.places, ()), ahead=True) is None
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=70), st.integers(0, 7))
+def test_the_range_of_contexts_is_that_of_the_words_wherever_they_lie(words, at):
+    functions = c_build.request_extension()
+    buffer = np.zeros(at + 4 * len(words), np.uint8)
+    buffer[at:] = np.frombuffer(np.array(words, np.int32).tobytes(), np.uint8)
+    assert functions.context_range(buffer, at, len(words)) == (min(words), max(words))
+    for wrong in ((at, len(words) + 1), (at + 1, len(words)), (at, 0), (-1, 1), (at, -1)):
+        with pytest.raises(ValueError, match=r"got .*, expected"):
+            functions.context_range(buffer, *wrong)
+    for wrong in ((), (buffer, at), (words, at, 1), (buffer, at, "1")):
+        with pytest.raises(TypeError):
+            functions.context_range(*wrong)
