@@ -152,7 +152,7 @@ def loading(results: Results) -> list[str]:
     rows = []
     for r in results.of("tiers-load"):
         spent = r["stages_s"]
-        steps = [f"{spent.get(step, 0.0):.1f}" for step in ("memory", "copied", "awaited", "locked", "share")]
+        steps = [f"{spent[s]:.1f}" if s in spent else "" for s in ("memory", "copied", "awaited", "locked", "share")]
         disk = f"{r['disk_gb_per_s']:.1f}" if r["disk_gb_per_s"] else "page cache"
         rows.append([f"{r['table_bytes'] / 1e9:.0f} GB", disk, f"{r['ready_s']:.1f}", f"{r['gb_per_s']:.2f}", *steps])
     head = ["tables", "files read alone, GB/s", "ready after, s", "GB/s", "memory had", "rows copied", "others awaited",

@@ -73,7 +73,7 @@ class Tiers:
             with RowCopies() as copies:
                 for (p, t, order), hot in zip(rows, self._hot, strict=True):
                     copies.add(t, order, 0, p.hot, hot)
-                self._host = HostRows(spans, home.folder, f"{home.name}-{_digest(placement)}")
+                self._host = HostRows(spans, home.folder, f"{home.name}-{_digest(placement)}", copies)
                 copies.wait()
             self.host_bytes, cold = self._host.nbytes, self._host.tables
             self._scales = [None if s is None else s.to(device).contiguous() for s in scales]

@@ -38,6 +38,7 @@ class HostRows:
     Args:
         spans: the tables are not needed any more afterwards.
         folder: where memory files may be made, that other processes find by `name`; None: this process keeps its own.
+        beside: copies of the same tables that are under way.
 
     Attributes:
         tables: of each span, [end - start, dim] of the table's type. nbytes: of them.
@@ -46,24 +47,24 @@ class HostRows:
         Unavailable: the host has no such memory, or it may not be locked.
     """
 
-    def __init__(self, spans: Sequence[RowSpan], folder: Path | None, name: str) -> None:
+    def __init__(self, spans: Sequence[RowSpan], folder: Path | None, name: str, beside: RowCopies | None = None) -> None:
         self.nbytes = sum(span.nbytes for span in spans)
         self._memory: SharedMemory | PrivateMemory = PrivateMemory(0)
         self._readable: DeviceReadable | None = None
         self.tables: list[torch.Tensor] = []
         try:
-            if not self.nbytes or folder is None or not self._share(spans, folder, name):
-                self._keep(spans)
+            if not self.nbytes or folder is None or not self._share(spans, folder, name, beside):
+                self._keep(spans, beside)
         except BaseException:
             self.close()
             raise
 
-    def _share(self, spans: Sequence[RowSpan], folder: Path, name: str) -> bool:
+    def _share(self, spans: Sequence[RowSpan], folder: Path, name: str, beside: RowCopies | None) -> bool:
         """Whether the folder has memory for all processes; who comes first fills it."""
         while True:
             try:
                 self._memory = memory = SharedMemory.claim(folder, name, self.nbytes)
-                self._fill(spans)
+                self._fill(spans, beside)
             except (OSError, MemoryError, RuntimeError) as e:
                 log.warning("%s: %s: this process keeps %.1f GiB of rows for itself", folder, e, self.nbytes / 2**30)
                 self.close()
@@ -74,17 +75,17 @@ class HostRows:
                 return True
             self.close()  # who was to fill it has died
 
-    def _keep(self, spans: Sequence[RowSpan]) -> None:
+    def _keep(self, spans: Sequence[RowSpan], beside: RowCopies | None) -> None:
         try:
             self._memory = PrivateMemory(self.nbytes)
-            self._fill(spans)
+            self._fill(spans, beside)
         except (OSError, MemoryError, RuntimeError) as e:
             raise Unavailable(f"host tables: got {e}, expected memory for {self.nbytes / 2**30:.1f} GiB of rows") from e
 
-    def _fill(self, spans: Sequence[RowSpan]) -> None:
+    def _fill(self, spans: Sequence[RowSpan], beside: RowCopies | None) -> None:
         """Locks the memory, and copies the rows meanwhile if it is this process's to fill."""
         at = 0
-        with RowCopies() as copies:  # if it cannot be locked none is under way any more behind this block
+        with RowCopies(beside) as copies:  # if it cannot be locked none is under way any more behind this block
             for span in spans:
                 rows, like = span.end - span.start, span.table
                 exact = self._memory.bytes[at : at + rows * like.shape[1] * like.element_size()]

@@ -22,12 +22,17 @@ Rows = npt.NDArray[np.uint8]
 
 
 class RowCopies:
-    """Copies under way. None is any more at the end of its block, whatever has failed in it."""
+    """Copies under way. None is any more at the end of its block, whatever has failed in it.
 
-    def __init__(self) -> None:
+    beside: others, whose tables need not be read twice.
+    """
+
+    def __init__(self, beside: "RowCopies | None" = None) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "row-copies")
         self._parts: list[Future[None]] = []
-        self._whole: set[int] = set()  # where tables begin that are read from front to back
+        self._whole: set[int] = (
+            set() if beside is None else beside._whole
+        )  # where tables begin that are read from front to back
 
     def add(self, table: torch.Tensor, order: torch.Tensor | None, start: int, end: int, to: torch.Tensor) -> None:
         """Begins to copy the rows of ranks [start, end).

@@ -81,7 +81,8 @@ class SharedMemory:
             if _lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB):
                 return None
             time.sleep(_LOOK_S)
-        return cls(path, file, nbytes, alone=alone)
+        memory = cls(path, file, nbytes, alone=alone)
+        return memory if alone or not memory._ready or _is_at(file, path) else None
 
     @property
     def _ready(self) -> bool:
@@ -89,8 +90,10 @@ class SharedMemory:
 
     def filled(self) -> bool:
         """Whether the rows are there; waits for the process that fills it. False: that one has died."""
-        if not self.fresh and not self._ready:
-            fcntl.flock(self._file, fcntl.LOCK_SH)
+        if not self.fresh:
+            fcntl.flock(self._file, fcntl.LOCK_SH)  # of rows that were there long ago, too: it says that they are in use
+            if not self._ready:
+                _remove_if_unused(self._file, self._path)
         return self._ready
 
     def publish(self) -> None:
@@ -104,6 +107,7 @@ class SharedMemory:
         if self._file < 0:
             return
         _remove_if_unused(self._file, self._path)
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # the map has a descriptor of its own, as long as a view is about
         os.close(self._file)
         self._file = -1
         self.bytes = torch.empty(0, dtype=torch.uint8)

@@ -71,18 +71,15 @@ void dpi_asks_tell(Listener *l, EngineRing *r) {
     dpi_ring_tell(r);
 }
 
-// What an engine would not read yet may grow, if it has room: its next answer, a short run away, comes back here. So may what
-// it would not run yet, but no longer than a moment where no answer is to come so soon.
+// What an engine would not read yet may grow, if it has room and runs are short; it is looked at again in a moment, as nothing may
+// happen here by then. So may what the engine would not run yet, however long its runs, but for a moment only.
 static int held_back(Listener *l, const EngineRing *r, const Ask *next) {
     const Form *first = next->form;
     if (r->unsaid || first->priority > 0 || !dpi_asks_join(r, next, first)) return 0;
-    const int soon = r->run_ms < SOON_MS;
-    if (soon && dpi_ring_behind(r)) return 1;
-    if (!dpi_ring_far_behind(r)) return 0;
-    if (soon && r->open > 1) return 1;
-    const double until = next->arrived + SOON_MS / 1e3;
-    if (dpi_now_s() >= until) return 0;
-    dpi_timed(l, until);
+    const double now = dpi_now_s(), moment = SOON_MS / 1e3;
+    const int unread = r->run_ms < SOON_MS && dpi_ring_behind(r);
+    if (!unread && (now >= next->arrived + moment || !dpi_ring_far_behind(r))) return 0;
+    dpi_timed(l, unread ? now + moment : next->arrived + moment);
     return 1;
 }
 

@@ -203,6 +203,7 @@ int dpi_express_late(Listener *l) {
     double next = INFINITY;
     l->timer_at = INFINITY;
     if (l->late_at > now) return dpi_timed(l, l->late_at), 1;
+    l->late_at = INFINITY;
     for (Connection *c = l->connections; l->flying && c < l->connections + l->most; ++c) {
         if (c->state != BUSY || c->sent.form == NULL) continue;
         if (c->sent.deadline > now) next = fmin(next, c->sent.deadline);

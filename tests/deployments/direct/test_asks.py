@@ -1,7 +1,6 @@
 """What an ingress asks engines for at once: an engine works by asks more than by rows, so requests that can go together do."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -34,7 +33,7 @@ class Counting(FakeEngine):
     [
         pytest.param(3, 0, 0.5, 3, id="the last three wait for one another"),
         pytest.param(3, 1, 0.5, 5, id="those that are to go first do not wait"),
-        pytest.param(3, 0, 2.0, 5, id="where runs take milliseconds, none for more than one"),
+        pytest.param(3, 0, 2.0, 5, id="none waits for a run of milliseconds"),
         pytest.param(600, 0, 0.01, 5, id="nor where a second one has no room beside it"),
     ],
 )
@@ -68,76 +67,31 @@ def test_requests_wait_for_one_another_while_their_engine_has_not_read_the_last_
     assert [one.outcome for one in Ingress(True, engine, limits=limits, queued=5000).run(test)] == ["ok"] * 5
 
 
-class Stepping(Counting):
-    """Each of its runs waits until it is let go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = threading.Semaphore(0)
-
-    def run_batch(self, blocks: Sequence[RowBlock]) -> BatchResult:
-        self.steps.acquire()
-        return super().run_batch(blocks)
-
-
-@pytest.mark.parametrize(
-    ("waiting", "asks"),
-    [
-        pytest.param(150, 2, id="a batch waits: the next ones go together"),
-        pytest.param(100, 3, id="less than that waits: the first goes at once"),
-    ],
-)
-def test_requests_wait_for_one_another_while_their_engine_has_a_batch_to_run_before_them(waiting: int, asks: int) -> None:
-    engine = Stepping()
-
-    async def test(at: Ingress) -> None:
-        clients = [await at.client() for _ in range(6)]
-        dispatcher = at.batchers["7"].dispatcher
-        engine.steps.release(1000)
-        await at.learned(clients[0], post())
-        while engine.steps.acquire(blocking=False):
-            pass
-        clients[0].send(post())
-        await until(lambda: dispatcher.inflight_rows == 3)
-        clients[1].send(post(rows=waiting))  # by Python's way, as its form is new
-        clients[2].send(post(first=2))
-        await asyncio.sleep(0.05)
-        ring = at.batchers["7"]._peers[-1].rings.asks  # C's; the one before it is Python's
-        begun = ring._at
-        engine.steps.release()  # the lane reads all of them, and runs 64 rows of the first
-        await until(lambda: dispatcher.queued_rows == waiting + 3 - 64)
-        for first, client in enumerate(clients[3:], 3):
-            client.send(post(first=first))
-            await asyncio.sleep(0.05)
-        engine.steps.release(20)
-        for first, client in enumerate(clients):
-            rows = waiting if first == 1 else 3
-            assert scores(await client.answer()) == expected(rows, *([first] if first > 1 else []))
-        assert ring._published[0] - begun == asks
-
-    limits = Limits(max_body_bytes=200_000, max_rows_per_request=1000)
-    assert [one.outcome for one in Ingress(True, engine, limits=limits).run(test)] == ["ok"] * 6
-
-
-def test_what_waits_behind_a_batch_goes_after_a_moment_though_nothing_of_its_ingress_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("device_ms", [0.5, 2.0])
+@pytest.mark.parametrize(("waiting", "at_first"), [(150, 0), (50, 1)])
+def test_a_request_waits_for_others_a_moment_while_a_batch_waits_before_it(
+    monkeypatch: pytest.MonkeyPatch, device_ms: float, waiting: int, at_first: int
 ) -> None:
-    monkeypatch.setattr(direct_server, "_TICK_S", 3600.0)  # else that would do
-    engine = Counting()
+    monkeypatch.setattr(direct_server, "_TICK_S", 3600.0)  # which looks at what is kept back, too
+    engine = Counting(device_ms)
 
     async def test(at: Ingress) -> None:
         clients = [await at.client() for _ in range(3)]
         await at.learned(clients[0], post())
-        ring = at.batchers["7"]._peers[-1].rings.asks  # C's; the one before it is Python's
+        asks = at.batchers["7"]._peers[-1].rings.asks  # C's; the one before it is Python's
+        (ring,) = at.server._express._tracks
         engine.go.clear()
-        for rows, client in zip((10, 150), clients, strict=False):  # by Python's way: a run, and more than one that waits
+        for rows, client in zip((10, waiting), clients, strict=False):  # by Python's way: a run, and what waits
             client.send(post(rows=rows))
             await asyncio.sleep(0.05)
-        begun = ring._published[0]
+        begun = asks._published[0]
         clients[2].send(post(first=2))
-        await until(lambda: ring._published[0] == begun + 1)
+        while not ring.open:
+            await asyncio.sleep(0)
+        assert asks._published[0] - begun == at_first  # of the round that began it: this task is before the next one
+        await until(lambda: asks._published[0] == begun + 1)
         engine.go.set()
-        for rows, client in zip((10, 150, 3), clients, strict=True):
+        for rows, client in zip((10, waiting, 3), clients, strict=True):
             assert scores(await client.answer()) == expected(rows, *([2] if rows == 3 else []))
 
     limits = Limits(max_body_bytes=200_000, max_rows_per_request=1000)

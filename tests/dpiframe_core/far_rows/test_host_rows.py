@@ -64,7 +64,7 @@ def test_memory_of_a_process_that_died_before_it_was_filled_is_filled_by_who_wai
     ):
         assert other.stdout.readline() == "in\n"
         waiting = thread.submit(HostRows, SPANS, tmp_path, "rows")
-        while not locked:  # though nothing is in it yet
+        while not locked and not waiting.done():  # though nothing is in it yet
             time.sleep(0.01)
         assert not waiting.done()
         other.kill()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from threading import Timer
 
 import pytest
@@ -63,6 +64,35 @@ def test_who_comes_while_another_fills_has_the_memory_and_waits_for_the_rows(tmp
     assert float(at) > published
     assert first.filled()
     first.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_had_the_memory_before_it_was_filled_keeps_it_when_who_filled_it_leaves(tmp_path, waits):
+    first, second = (SharedMemory.claim(tmp_path, "tables", SIZE) for _ in range(2))
+    assert (first.fresh, second.fresh) == (True, False)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(second.filled) if waits else None
+        first.bytes.fill_(9)
+        first.publish()
+        assert waiting.result(60) if waiting else second.filled()
+    first.close()
+    third = SharedMemory.claim(tmp_path, "tables", SIZE)
+    assert (third.fresh, third.filled(), int(third.bytes[5])) == (False, True, 9)
+    second.close()
+    assert len(files(tmp_path)) == 1
+    third.close()
+    assert files(tmp_path) == []
+
+
+def test_who_waits_is_told_at_once_that_who_fills_it_gave_up_though_it_has_views_of_it_still(tmp_path):
+    first, second = (SharedMemory.claim(tmp_path, "tables", SIZE) for _ in range(2))
+    view = first.bytes[5:]
+    first.close()
+    with ThreadPoolExecutor(1) as thread:
+        assert not thread.submit(second.filled).result(60)
+    second.close()
+    assert len(view) == SIZE - 5
+    assert files(tmp_path) == []
 
 
 def test_who_waits_for_rows_of_a_process_that_dies_is_told_and_the_next_claim_fills_them(tmp_path):
