@@ -56,10 +56,12 @@ class SharedMemory:
         path = folder / f"{_PREFIX}{name}-{nbytes}{_SUFFIX}"
         while True:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            alone = False
             try:
-                memory = cls._opened(path, file, nbytes, _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
+                alone = _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                memory = cls._opened(path, file, nbytes, alone)
             except BaseException:
-                if _is_at(file, path) and os.fstat(file).st_size < _PAGE + nbytes:
+                if alone and _is_at(file, path) and os.fstat(file).st_size < _PAGE + nbytes:
                     path.unlink()
                 os.close(file)
                 raise

@@ -12,6 +12,7 @@ from threading import Timer
 import pytest
 import torch
 
+from kernels.runtime import host_memory
 from kernels.runtime.host_memory import PrivateMemory, SharedMemory
 
 SIZE = 3 << 20
@@ -146,6 +147,17 @@ def test_a_folder_without_room_says_so_and_keeps_nothing(tmp_path):
     with pytest.raises(OSError, match=r"No space left|File too large|Invalid argument"):
         SharedMemory.claim(tmp_path, "tables", 1 << 62)
     assert files(tmp_path) == []
+
+
+def test_who_waits_for_memory_and_is_interrupted_leaves_it_to_who_has_it(tmp_path, monkeypatch):
+    path = tmp_path / f"dpiframe-tables-{SIZE}.rows"
+    other = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(other, fcntl.LOCK_EX)  # who takes the memory from the host
+    monkeypatch.setattr(host_memory.time, "sleep", lambda s: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        SharedMemory.claim(tmp_path, "tables", SIZE)
+    assert files(tmp_path) == [path.name]
+    os.close(other)
 
 
 def test_memory_of_ones_own_is_fresh_until_published():
