@@ -70,7 +70,10 @@ class RowQueue(Generic[T]):
         """Takes a request out; rows already given out stay with their batches. Does nothing if it no longer waits."""
         level = self._levels.get(ticket.priority)
         if level is not None and ticket in level:
-            self._remove(level, ticket)
+            del level[ticket]
+            self.rows -= ticket.left
+            if not level:
+                del self._levels[ticket.priority]
 
     def clear(self) -> None:
         self._levels.clear()
@@ -87,12 +90,13 @@ class RowQueue(Generic[T]):
             level = self._levels[priority]
             while level and room:
                 ticket = next(iter(level))
-                if ticket.deadline is not None and ticket.deadline <= now:
-                    self._remove(level, ticket)
-                    expired.append(ticket)
-                    continue
                 start = ticket.next_row
                 left = ticket.rows - start
+                if ticket.deadline is not None and ticket.deadline <= now:
+                    del level[ticket]
+                    self.rows -= left
+                    expired.append(ticket)
+                    continue
                 starts.setdefault(ticket, start)
                 count = min(room, ticket.turn, left)
                 ticket.next_row = start + count
@@ -106,7 +110,7 @@ class RowQueue(Generic[T]):
                     ticket.turn = self.turn_rows
                     level.move_to_end(ticket)
             if not level:
-                self._levels.pop(priority, None)
+                del self._levels[priority]
             if not room:
                 break
         return [Part(ticket, start, ticket.next_row) for ticket, start in starts.items()], expired
@@ -126,9 +130,3 @@ class RowQueue(Generic[T]):
                     ticket.next_row = ticket.rows
         self.clear()
         return parts, expired
-
-    def _remove(self, level: OrderedDict[Ticket[T], None], ticket: Ticket[T]) -> None:
-        del level[ticket]
-        self.rows -= ticket.left
-        if not level:
-            del self._levels[ticket.priority]

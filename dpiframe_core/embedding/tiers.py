@@ -59,6 +59,7 @@ class Tiers:
         moves = [home.replan_s is not None and HotRows.move(p, n) for p, n in zip(places, slots, strict=True)]
         self._firsts = firsts = [0 if may else p.hot for p, may in zip(places, moves, strict=True)]
         spans = [RowSpan(t, order, first, p.held) for first, (p, t, order) in zip(firsts, rows, strict=True)]
+        name = "" if home.folder is None else f"{home.name}-{_digest(placement)}"  # looks at every rank
         self._host: HostRows | None = None
         self._shards: Shards | None = None
         self.generation = 0
@@ -73,7 +74,7 @@ class Tiers:
             with RowCopies() as copies:
                 for (p, t, order), hot in zip(rows, self._hot, strict=True):
                     copies.add(t, order, 0, p.hot, hot)
-                self._host = HostRows(spans, home.folder, f"{home.name}-{_digest(placement)}", copies)
+                self._host = HostRows(spans, home.folder, name, copies)
                 copies.wait()
             self.host_bytes, cold = self._host.nbytes, self._host.tables
             self._scales = [None if s is None else s.to(device).contiguous() for s in scales]
@@ -89,7 +90,7 @@ class Tiers:
             self._cold, self._all = cold, places
             if placement.gpus > 1 and home.folder is not None and any(p.warm > p.hot for p in places):
                 warm = [own[p.hot - first : p.warm - first] for p, first, own in zip(places, firsts, cold, strict=True)]
-                self._shards = Shards(places, warm, placement.gpus, device, home.folder, f"{home.name}-{_digest(placement)}")
+                self._shards = Shards(places, warm, placement.gpus, device, home.folder, name)
                 self._shards.refresh()
             self.descriptors = descriptors([self._image(i) for i in range(2)], device, placement.host_bytes(schema))
         except BaseException:

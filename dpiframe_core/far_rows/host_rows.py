@@ -28,9 +28,7 @@ class RowSpan:
 
     @property
     def nbytes(self) -> int:
-        """With what aligns the next one."""
-        exact = (self.end - self.start) * self.table.shape[1] * self.table.element_size()
-        return -(-exact // _LINE) * _LINE
+        return (self.end - self.start) * self.table.shape[1] * self.table.element_size()
 
 
 class HostRows:
@@ -48,7 +46,7 @@ class HostRows:
     """
 
     def __init__(self, spans: Sequence[RowSpan], folder: Path | None, name: str, beside: RowCopies | None = None) -> None:
-        self.nbytes = sum(span.nbytes for span in spans)
+        self.nbytes = sum(_lines(span) for span in spans)
         self._memory: SharedMemory | PrivateMemory = PrivateMemory(0)
         self._readable: DeviceReadable | None = None
         self.tables: list[torch.Tensor] = []
@@ -87,12 +85,11 @@ class HostRows:
         at = 0
         with RowCopies(beside) as copies:  # if it cannot be locked none is under way any more behind this block
             for span in spans:
-                rows, like = span.end - span.start, span.table
-                exact = self._memory.bytes[at : at + rows * like.shape[1] * like.element_size()]
-                self.tables.append(exact.view(like.dtype).view(rows, like.shape[1]))
+                view = self._memory.bytes[at : at + span.nbytes].view(span.table.dtype).view(-1, span.table.shape[1])
+                self.tables.append(view)
                 if self._memory.fresh:
-                    copies.add(like, span.order, span.start, span.end, self.tables[-1])
-                at += span.nbytes
+                    copies.add(span.table, span.order, span.start, span.end, view)
+                at += _lines(span)
             if self.nbytes:
                 self._readable = DeviceReadable(self._memory.bytes)
             copies.wait()
@@ -104,3 +101,8 @@ class HostRows:
             self._readable.close()
             self._readable = None
         self._memory.close()
+
+
+def _lines(span: RowSpan) -> int:
+    """Its bytes, with those that align the next one."""
+    return -(-span.nbytes // _LINE) * _LINE

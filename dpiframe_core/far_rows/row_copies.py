@@ -30,9 +30,8 @@ class RowCopies:
     def __init__(self, beside: "RowCopies | None" = None) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "row-copies")
         self._parts: list[Future[None]] = []
-        self._whole: set[int] = (
-            set() if beside is None else beside._whole
-        )  # where tables begin that are read from front to back
+        # Where tables begin that are read from front to back.
+        self._whole: set[int] = set() if beside is None else beside._whole
 
     def add(self, table: torch.Tensor, order: torch.Tensor | None, start: int, end: int, to: torch.Tensor) -> None:
         """Begins to copy the rows of ranks [start, end).

@@ -79,7 +79,7 @@ class SharedMemory:
             raise PermissionError(f"{path}: got a file of others, expected one that only this user may touch")
         if alone:
             os.posix_fallocate(file, 0, _PAGE + nbytes)  # now, and not at a write, which would end the process
-        while os.fstat(file).st_size != _PAGE + nbytes:
+        while os.fstat(file).st_size < _PAGE + nbytes:
             if _lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB):
                 return None
             time.sleep(_LOOK_S)

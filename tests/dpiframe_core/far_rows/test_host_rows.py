@@ -15,6 +15,7 @@ from tests.dpiframe_core.embedding.test_tiers import Locked
 TABLES = [torch.arange(5000, dtype=torch.float32).view(1000, 5), torch.arange(6000, dtype=torch.float16).view(2000, 3)]
 ORDER = torch.arange(1000).flip(0)
 SPANS = [RowSpan(TABLES[0], ORDER, 10, 700), RowSpan(TABLES[1], None, 0, 0), RowSpan(TABLES[1], None, 3, 2000)]
+SIZE = 690 * 5 * 4 + 24 + 1997 * 3 * 2 + 50  # each table's bytes, up to a multiple of 128
 WANTED = [TABLES[0][ORDER[10:700]], TABLES[1][:0], TABLES[1][3:]]
 
 
@@ -38,7 +39,7 @@ def test_rows_are_copied_while_their_memory_is_locked(tmp_path, monkeypatch, sha
     monkeypatch.setattr(host_rows, "DeviceReadable", Slow)
     rows = HostRows(SPANS, tmp_path if shared else None, "rows")
     assert are_there(rows)
-    assert rows.nbytes == sum(span.nbytes for span in SPANS)
+    assert rows.nbytes == SIZE
     assert [table.data_ptr() % 128 for table in rows.tables] == [rows.tables[0].data_ptr() % 128] * 3
     rows.close()
     assert list(tmp_path.iterdir()) == []
@@ -53,10 +54,9 @@ def test_memory_of_a_process_that_died_before_it_was_filled_is_filled_by_who_wai
             locked.append(self)
 
     monkeypatch.setattr(host_rows, "DeviceReadable", Noted)
-    size = sum(span.nbytes for span in SPANS)
     code = (
         "import time\nfrom pathlib import Path\nfrom kernels.runtime.host_memory import SharedMemory\n"
-        f"m = SharedMemory.claim(Path({str(tmp_path)!r}), 'rows', {size})\nprint('in', flush=True)\ntime.sleep(60)"
+        f"m = SharedMemory.claim(Path({str(tmp_path)!r}), 'rows', {SIZE})\nprint('in', flush=True)\ntime.sleep(60)"
     )
     with (
         ThreadPoolExecutor(1) as thread,
