@@ -25,6 +25,7 @@ class Acceptor:
     def __init__(self, place: str, models: MutableMapping[str, FanInBatcher]) -> None:
         self._models = models
         self._joining = threading.Lock()
+        self._refused = ""  # why the last one was
         self._listener = handshake.listen(place)
         self._signal = os.eventfd(0, os.EFD_CLOEXEC)
         self._shut, self._ended = threading.Event(), False
@@ -102,7 +103,9 @@ class Acceptor:
                 handshake.send(sock, batcher.welcome, (batcher.board_fd, batcher.dispatcher.wake_fd))
                 batcher.join(peer)
         except Exception as error:  # whatever this one says, the next one is let in
-            log.warning("an ingress was not let in: %s", error)
+            if str(error) != self._refused:  # an ingress asks again and again
+                log.warning("an ingress was not let in: %s", error)
+            self._refused = str(error)
             sock.close()
             for fd in fds:
                 os.close(fd)

@@ -31,7 +31,8 @@ from dpiframe_core.features.row_block import Floats, RowBlock
 
 log = logging.getLogger(__name__)
 
-_REFUSED_S = 2.0
+_REFUSED_S = 2.0  # until an engine is asked again that would not have this ingress
+_REFUSED_BY_ALL_S = 0.2  # the same while no other one stays: it may be about to load what is asked for
 _FAILED_S = 1.0  # how long others are preferred to an engine whose device has failed
 _LOOK_S = 0.1  # between two looks for engines
 _FAR_S = 1.0  # and for those of other nodes, while there is none here
@@ -66,7 +67,7 @@ class FanInScorer:
         self._connections: list[Connection] = []
         self._far, self._far_at = far, -math.inf
         self._far_welcome: Welcome | None = None  # while there is no engine here, and one elsewhere
-        self._refused_until: dict[int, float] = {}
+        self._refused: dict[int, tuple[float, str]] = {}  # when, and why
         self._changed = asyncio.Event()
         self._closing = False
         self._search = asyncio.create_task(self._look(), name="fanin-search")
@@ -256,7 +257,7 @@ class FanInScorer:
             missed, most = 0, _MISSES if turn and self._connections else MOST_ENGINES
             for index in range(MOST_ENGINES):
                 tried = missed < most or index == turn % MOST_ENGINES
-                if tried and index not in known and self._refused_until.get(index, 0.0) <= self._clock():
+                if tried and index not in known and not self._put_off(index):
                     missed += not await self._connect(index)
             await self._look_far()
             elsewhere = self._staying or self._far_welcome
@@ -264,6 +265,11 @@ class FanInScorer:
                 connection.close()
                 self._connections.remove(connection)
             await asyncio.sleep(_LOOK_S)
+
+    def _put_off(self, index: int) -> bool:
+        """Whether an engine has refused this ingress a moment ago."""
+        at, _ = self._refused.get(index, (-math.inf, ""))
+        return self._clock() < at + (_REFUSED_S if self._staying else _REFUSED_BY_ALL_S)
 
     async def _connect(self, index: int) -> bool:
         """Whether anybody has that name."""
@@ -273,9 +279,12 @@ class FanInScorer:
         except ConnectionError:  # nobody, or no longer
             return False
         except Exception as error:  # of another bundle, or nothing that we know; the search must go on
-            self._refused_until[index] = self._clock() + _REFUSED_S
-            log.warning("engine %d: %s", index, error)
+            _, known = self._refused.get(index, (0.0, ""))
+            self._refused[index] = self._clock(), str(error)
+            if str(error) != known:  # it is asked for as long as it has that name
+                log.warning("engine %d: %s", index, error)
             return True
+        self._refused.pop(index, None)
         loop = asyncio.get_running_loop()
         self._connections.append(Connection(agreed, loop, self._lose, self._clock))
         self._changed.set()

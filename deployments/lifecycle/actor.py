@@ -101,7 +101,7 @@ class RayLink:
             raise
 
     def _find(self) -> "ActorHandle[Any]":
-        if self._node is None:
+        if self._node is None or not _runs(self._node):  # of a node that was given up, Ray starts nothing there
             return ray.get_actor(self._name, _NAMESPACE)
         options = {"namespace": _NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
         here = NodeAffinitySchedulingStrategy(self._node, soft=False)
@@ -111,6 +111,10 @@ class RayLink:
         # Who has followed one before makes its successor: there are others, and they may know of later changes.
         handle: ActorHandle[Any] = made.remote(self._state_file, _SETTLE_S if self._met_one else 0.0)
         return handle
+
+
+def _runs(node: str) -> bool:
+    return any(other["Alive"] for other in ray.nodes() if other["NodeID"] == node)
 
 
 async def serve_configured(control: Control, config: DeploymentConfig) -> None:

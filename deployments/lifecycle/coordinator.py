@@ -40,8 +40,8 @@ class Coordinator:
 
     Args:
         file: remembers each change.
-        settle_s: how long those who have followed another one before have to call, until anybody else is told what is served
-            and anything is changed.
+        settle_s: how long those who have followed another one before have to call, until anybody is told what is served, and
+            anything is changed.
     """
 
     def __init__(self, file: StateFile, settle_s: float = 0.0) -> None:
@@ -60,9 +60,11 @@ class Coordinator:
 
     async def follow(self, member: Member, report: Report) -> Wish:
         """The newest wish, as soon as it is another one than the member has seen; or the same, in a second."""
+        if report.epoch:  # a former coordinator's: what it knows may be what is to be served
+            await self.hear(member, report)
+        await self._settled()
         if not report.epoch:
-            await self._settled()
-        await self.hear(member, report)
+            await self.hear(member, report)
         known = report.seen if report.epoch == self._epoch else -1
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_POLL_S), self._news:
@@ -86,7 +88,7 @@ class Coordinator:
         starting = not report.epoch and member.id not in self._seats
         reconfigured = starting and self._desired is not None and member.digest != self._digest
         async with self._changing if reconfigured else contextlib.nullcontext(), self._news:  # what is under way ends first
-            self._learn(member.digest, report.desired, starting)
+            self._learn(member.digest, report.decided, starting)
             newest = self._seats.get(member.id, _Seat(member, report)).report
             self._seats[member.id] = _Seat(member, max(report, newest, key=self._applied))  # Ray keeps no order of calls
             self._news.notify_all()

@@ -174,6 +174,7 @@ class Follower:
             seen=seen,
             applied=self._applied[1] if self._applied[0] == epoch else -1,
             desired=self.desired,
+            wished=None if self._wish is None else self._wish.desired,
             loaded=tuple(self._loaded),
             failed=dict(self._failed),
         )

@@ -26,7 +26,7 @@ class Report:
 
     Attributes:
         epoch, seen, applied: of the last wish that came, and of the last that is carried out. No epoch: it has just started.
-        desired: what it serves, or at first what its configuration says.
+        desired: what it serves, or at first what its configuration says. wished: what it was last told to serve.
         loaded: what it holds. failed: why it could not load what it was to.
     """
 
@@ -34,8 +34,15 @@ class Report:
     seen: int
     applied: int
     desired: Desired
+    wished: Desired | None = None
     loaded: tuple[Key, ...] = ()
     failed: dict[Key, str] = field(default_factory=dict)
+
+    @property
+    def decided(self) -> Desired:
+        """The latest that it knows to have been decided, carried out or not."""
+        known = (self.desired,) if self.wished is None else (self.desired, self.wished)
+        return max(known, key=lambda desired: desired.revision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,7 +253,7 @@ def test_an_engine_that_closes_before_it_has_answered_is_as_one_that_is_not_ther
         listener.close()
         start("engine")
         await scorer.found(1)
-        assert scorer._refused_until == {}
+        assert scorer._refused == {}
 
     with_scorer(node, body)
 

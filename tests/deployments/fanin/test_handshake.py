@@ -159,7 +159,7 @@ def test_versions_of_a_model_come_and_go_at_an_engine_while_others_are_served(no
         await old.close()
         await asyncio.to_thread(lambda: acceptor.remove("m/1").close(5))
         late = FanInScorer(place, "m/1", "1" * 64, LAYOUT, 1, most_rows=100)
-        await until(lambda: bool(late._refused_until))
+        await until(lambda: bool(late._refused))
         assert not late.accepting
         await late.close()
         assert rows_of(await new.submit(numbered(3, 3))) == numbers(3, 3)
@@ -168,6 +168,41 @@ def test_versions_of_a_model_come_and_go_at_an_engine_while_others_are_served(no
     asyncio.run(main())
     acceptor.close(drain_s=5)
     assert (first.peers, second.peers) == (0, 0)
+
+
+@pytest.mark.parametrize(("another_stays", "asked_again_after_s"), [(False, 0.2), (True, 2.0)])
+def test_an_engine_that_has_refused_an_ingress_is_soon_asked_again_by_one_that_has_no_other(
+    another_stays: bool, asked_again_after_s: float, node: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where it is about to load the version that the ingress has already, and the other node's engine ends first."""
+
+    def engine() -> FanInBatcher:
+        return FanInBatcher(FakeDevice(), LAYOUT, 1, FINGERPRINT, max_batch_rows=16, lanes=1, max_queued_rows=100)
+
+    place, now = meeting_place("test", node), [100.0]
+    models: dict[str, FanInBatcher] = {}
+    acceptors = [Acceptor(place, models)]
+    if another_stays:
+        acceptors.append(Acceptor(place, {"m": engine()}))
+
+    async def main() -> None:
+        scorer = FanInScorer(place, "m", FINGERPRINT, LAYOUT, 1, most_rows=100, clock=lambda: now[0])
+        await until(lambda: bool(scorer._refused) and scorer.engines == another_stays)
+        now[0] += 2.1
+        await until(lambda: scorer._refused[0][0] == now[0])
+        models["m"] = engine()
+        now[0] += asked_again_after_s - 0.01
+        await asyncio.sleep(0.5)
+        assert scorer.engines == another_stays
+        now[0] += 0.02
+        await until(lambda: scorer.engines == another_stays + 1)
+        for said in ("engine 0: engine: model", "an ingress was not let in: model"):
+            assert caplog.text.count(f"{said}: got 'm', expected one of []") == 1
+        await scorer.close()
+
+    asyncio.run(main())
+    for acceptor in acceptors:
+        acceptor.close(drain_s=5)
 
 
 def test_an_engine_asks_ingresses_to_leave_only_when_they_cannot_come_back(node: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,6 +230,54 @@ def test_what_was_changed_is_not_lost_if_a_new_replica_reaches_a_new_coordinator
     run(body())
 
 
+def test_what_was_decided_is_not_lost_if_who_has_carried_it_out_and_the_coordinator_end_together() -> None:
+    """As with a node of two, while a replica on another node loads what it was told to."""
+
+    async def body() -> None:
+        service = await started("colocated")
+        await put(service, "2")
+        first = list(service.replicas)
+        starting = asyncio.create_task(service.start())
+        await asyncio.sleep(0)
+        late = service.replicas[2]
+        late.hold = asyncio.Event()
+        await until(lambda: late.follower._wish is not None)
+        for replica in first:
+            await replica.kill()
+        service.restart_coordinator()
+        await until(lambda: late.member.id in service.coordinator._seats)
+        late.hold.set()
+        assert (await starting).routed.model("m").live == "2"
+        assert live(service) == ["2"]
+        await service.close()
+
+    run(body())
+
+
+def test_who_has_not_heard_of_a_change_is_told_nothing_by_a_new_coordinator_before_those_who_have_can_tell_it() -> None:
+    async def body() -> None:
+        service = await started("fanin")
+        await put(service, "2", live=False)
+        behind, *ahead = service.replicas
+        routed: list[int] = []
+        behind.route = lambda desired: routed.append(desired.revision)  # type: ignore[method-assign]
+        service.out_of_reach = {behind.member.id}
+        await asyncio.sleep(0.05)  # what it had asked is answered
+        changing = asyncio.create_task(service.coordinator.share("m", CanaryOf(version="2", percent=50.0)))
+        await until(lambda: all(replica.routed is not None and replica.routed.revision == 2 for replica in ahead))
+        changing.cancel()
+        service.out_of_reach = {replica.member.id for replica in ahead}
+        service.restart_coordinator()
+        await until(lambda: behind.member.id in service.coordinator._seats)
+        await asyncio.sleep(0.01)
+        service.out_of_reach = set()
+        await until(lambda: routed[-1:] == [2])
+        assert routed == [2]
+        await service.close()
+
+    run(body())
+
+
 def test_a_service_that_starts_anew_serves_what_its_file_remembers_unless_its_configuration_has_changed(tmp_path: Path) -> None:
     async def body() -> None:
         path = str(tmp_path / "state.json")
