@@ -19,13 +19,16 @@ log = logging.getLogger(__name__)
 _FULL_S = 0.1  # until the next try to let somebody in, when this process had no descriptor left
 
 
+class _Refused(Exception):
+    """An ingress that asks for what is not here."""
+
+
 class Acceptor:
     """Listens in `place` for ingresses of `models`, by the name that both ends have for one. More of them may come."""
 
     def __init__(self, place: str, models: MutableMapping[str, FanInBatcher]) -> None:
         self._models = models
         self._joining = threading.Lock()
-        self._refused = ""  # why the last one was
         self._listener = handshake.listen(place)
         self._signal = os.eventfd(0, os.EFD_CLOEXEC)
         self._shut, self._ended = threading.Event(), False
@@ -103,9 +106,8 @@ class Acceptor:
                 handshake.send(sock, batcher.welcome, (batcher.board_fd, batcher.dispatcher.wake_fd))
                 batcher.join(peer)
         except Exception as error:  # whatever this one says, the next one is let in
-            if str(error) != self._refused:  # an ingress asks again and again
+            if not isinstance(error, _Refused):  # that one knows why, and its log says so: it asks again and again
                 log.warning("an ingress was not let in: %s", error)
-            self._refused = str(error)
             sock.close()
             for fd in fds:
                 os.close(fd)
@@ -113,7 +115,7 @@ class Acceptor:
             selector.register(sock, selectors.EVENT_READ, (batcher, peer))
 
     def _batcher(self, sock: socket.socket, hello: Hello) -> FanInBatcher:
-        """That of the model that an ingress asks for. Raises Unavailable, and tells it why, if there is none."""
+        """That of the model that an ingress asks for. Raises _Refused, and tells it why, if there is none."""
         batcher = self._models.get(hello.model)
         if batcher is None:
             raise _refusal(sock, f"model: got {hello.model!r}, expected one of {sorted(self._models)}")
@@ -130,6 +132,6 @@ class Acceptor:
         peer.sock.close()
 
 
-def _refusal(sock: socket.socket, why: str) -> Unavailable:
+def _refusal(sock: socket.socket, why: str) -> _Refused:
     handshake.send(sock, Welcome(refused=why), ())
-    return Unavailable(why)
+    return _Refused(why)

@@ -67,7 +67,7 @@ class FanInScorer:
         self._connections: list[Connection] = []
         self._far, self._far_at = far, -math.inf
         self._far_welcome: Welcome | None = None  # while there is no engine here, and one elsewhere
-        self._refused: dict[int, tuple[float, str]] = {}  # when, and why
+        self._refused: dict[int, tuple[float, str]] = {}  # by index: when, and why
         self._changed = asyncio.Event()
         self._closing = False
         self._search = asyncio.create_task(self._look(), name="fanin-search")
@@ -267,24 +267,23 @@ class FanInScorer:
             await asyncio.sleep(_LOOK_S)
 
     def _put_off(self, index: int) -> bool:
-        """Whether an engine has refused this ingress a moment ago."""
+        """Whether an engine has refused this ingress too recently to be asked again."""
         at, _ = self._refused.get(index, (-math.inf, ""))
         return self._clock() < at + (_REFUSED_S if self._staying else _REFUSED_BY_ALL_S)
 
     async def _connect(self, index: int) -> bool:
         """Whether anybody has that name."""
+        refused = self._refused.pop(index, None)
         try:
             sock = handshake.connect(self._place, index)
             agreed = await greeted(sock, index, self._hello, self._memory)
         except ConnectionError:  # nobody, or no longer
             return False
         except Exception as error:  # of another bundle, or nothing that we know; the search must go on
-            _, known = self._refused.get(index, (0.0, ""))
             self._refused[index] = self._clock(), str(error)
-            if str(error) != known:  # it is asked for as long as it has that name
+            if refused is None or refused[1] != str(error):  # it is asked for as long as it has that name
                 log.warning("engine %d: %s", index, error)
             return True
-        self._refused.pop(index, None)
         loop = asyncio.get_running_loop()
         self._connections.append(Connection(agreed, loop, self._lose, self._clock))
         self._changed.set()

@@ -98,10 +98,11 @@ class RayLink:
             raise
         except Exception:
             self._actor = None  # the next call looks for it anew
+            self._met_one = True  # others may have followed the one that has ended
             raise
 
     def _find(self) -> "ActorHandle[Any]":
-        if self._node is None or not _runs(self._node):  # of a node that was given up, Ray starts nothing there
+        if self._node is None or not _runs(self._node):  # Ray starts nothing on a node that it has given up
             return ray.get_actor(self._name, _NAMESPACE)
         options = {"namespace": _NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
         here = NodeAffinitySchedulingStrategy(self._node, soft=False)

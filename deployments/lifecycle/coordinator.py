@@ -40,8 +40,8 @@ class Coordinator:
 
     Args:
         file: remembers each change.
-        settle_s: how long those who have followed another one before have to call, until anybody is told what is served, and
-            anything is changed.
+        settle_s: how long those who have followed another one before have to call, until any member is told what is served,
+            and anything is changed.
     """
 
     def __init__(self, file: StateFile, settle_s: float = 0.0) -> None:
@@ -49,6 +49,7 @@ class Coordinator:
         self._settled_at = time.monotonic() + settle_s
         self._epoch, self._serial = secrets.token_hex(4), 0
         self._digest = ""
+        self._by_starting = False  # what has that digest is known from a member that has just started
         self._desired: Desired | None = None
         self._also: dict[str, tuple[Release, ...]] = {"scores": (), "answers": ()}  # beside those that are desired
         self._seats: dict[str, _Seat] = {}
@@ -60,7 +61,7 @@ class Coordinator:
 
     async def follow(self, member: Member, report: Report) -> Wish:
         """The newest wish, as soon as it is another one than the member has seen; or the same, in a second."""
-        if report.epoch:  # a former coordinator's: what it knows may be what is to be served
+        if report.epoch:  # it has followed one, this or a former: what it knows may be what is to be served
             await self.hear(member, report)
         await self._settled()
         if not report.epoch:
@@ -104,12 +105,14 @@ class Coordinator:
             remembered = self._file.read()
             if remembered is not None and remembered.digest == digest and remembered.desired.revision >= desired.revision:
                 desired = remembered.desired
-            self._digest, self._desired = digest, desired
+            self._digest, self._desired, self._by_starting = digest, desired, starting
         elif desired.revision > self._desired.revision and not self._changing.locked():  # it served before this began
+            if digest != self._digest and self._by_starting:  # but is of a configuration that is being replaced
+                digest, desired = self._digest, self._desired.model_copy(update={"revision": desired.revision + 1})
             self._digest, self._desired = digest, desired
         elif starting and digest != self._digest:  # the configuration has been changed, and its replicas come one by one
             log.warning("models: the configuration names others than before: those are served now")
-            self._digest = digest
+            self._digest, self._by_starting = digest, True
             self._desired = desired.model_copy(update={"revision": self._desired.revision + 1})
         else:
             return

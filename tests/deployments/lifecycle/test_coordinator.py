@@ -245,7 +245,7 @@ def test_what_was_decided_is_not_lost_if_who_has_carried_it_out_and_the_coordina
         for replica in first:
             await replica.kill()
         service.restart_coordinator()
-        await until(lambda: late.member.id in service.coordinator._seats)
+        await until(lambda: late.follower._seen[0] == service.coordinator._epoch)
         late.hold.set()
         assert (await starting).routed.model("m").live == "2"
         assert live(service) == ["2"]
@@ -326,6 +326,27 @@ def test_while_a_configuration_is_rolled_out_its_old_replicas_stay_as_they_are_a
         await put(service, "10")
         assert live(service) == ["10"]
         assert new.routed is not None
+        await service.close()
+
+    run(body())
+
+
+def test_a_replica_of_a_new_configuration_may_reach_a_new_coordinator_before_those_that_it_replaces() -> None:
+    async def body() -> None:
+        service = await started("colocated")
+        await put(service, "2")
+        old = list(service.replicas)
+        service.out_of_reach = {replica.member.id for replica in old}
+        service.restart_coordinator()
+        await service.start(digest="other models", desired=one("9"))
+        service.out_of_reach.clear()
+        await until(lambda: len(service.coordinator._seats) == 3)
+        assert live(service) == ["2", "2", "9"]
+        for replica in old:
+            await replica.kill()
+        await until(lambda: len(service.coordinator.state()["replicas"]) == 1)
+        await put(service, "10")
+        assert live(service) == ["10"]
         await service.close()
 
     run(body())
