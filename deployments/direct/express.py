@@ -240,7 +240,7 @@ class Express:
     async def _open(self, scorer: FanInScorer, connection: Connection) -> None:
         memory = RequestMemory(_SLOTS * _SLOT_BYTES)
         try:
-            agreed = await scorer.greeted_again(connection, memory)
+            agreed = await scorer.search.greeted_again(connection, memory)
         except (OSError, DPIFrameError) as error:  # its requests go through Python
             log.warning("engine %d: %s", connection.index, error)
             memory.close()

@@ -1,4 +1,5 @@
-"""Requests to engines of other nodes, for an ingress that has none on its own: whole blocks, by calls that copy. Knows no Ray.
+"""Requests to engines of other nodes, for an ingress that has none on its own: whole blocks, by calls that copy. Ray is behind
+the handle of the engines' deployment: nothing of it is imported.
 
 That way takes milliseconds where shared memory takes microseconds. It is for the time until there is an engine here again.
 """
@@ -6,7 +7,7 @@ That way takes milliseconds where shared memory takes microseconds. It is for th
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from deployments.fanin.handshake import Welcome
 from dpiframe_core.errors import DeadlineExceeded, DPIFrameError, Overloaded, Unavailable
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
+
+_GREETS_WITHIN_S = 1.0
+_ANSWERS_WITHIN_S = 10.0  # without a replica, Serve's router would hold a request until there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,25 @@ class FarEngines(Protocol):
         """Raises Unavailable: whoever had it is gone."""
 
 
+class HandleEngines:
+    """`FarEngines` of one model. Serve's router picks the replica, of two at random the one with fewer requests."""
+
+    def __init__(self, handle: Any, model: str, fingerprint: str) -> None:
+        self._handle, self._model, self._fingerprint = handle, model, fingerprint
+
+    async def greet(self) -> Welcome:
+        welcome = await _called(self._handle.greet.remote(self._model, self._fingerprint), _GREETS_WITHIN_S)
+        if not isinstance(welcome, Welcome) or welcome.refused:
+            raise Unavailable(f"engine of another node: {getattr(welcome, 'refused', welcome)}")
+        return welcome
+
+    async def ask(self, ask: FarAsk) -> FarAnswer:
+        answer = await _called(self._handle.answer.remote(ask), _ANSWERS_WITHIN_S)
+        if not isinstance(answer, FarAnswer):
+            raise Unavailable(f"engine of another node: got {type(answer).__name__}, expected scores")
+        return answer
+
+
 async def answer(ask: FarAsk, scorer: Scorer, layout: BlockLayout, clock: Callable[[], float]) -> FarAnswer:
     """The engine's end."""
     try:
@@ -83,3 +106,10 @@ def _error(got: FarAnswer) -> DPIFrameError:
     if got.code == Overloaded.code:
         return Overloaded(got.message, got.retry_after_s)
     return (DeadlineExceeded if got.code == DeadlineExceeded.code else Unavailable)(got.message)
+
+
+async def _called(response: Any, within_s: float) -> Any:
+    try:
+        return await asyncio.wait_for(response, within_s)
+    except Exception as error:  # whatever Ray calls it, that replica is gone, or there is none
+        raise Unavailable(f"engine of another node: got {type(error).__name__}, expected an answer") from error

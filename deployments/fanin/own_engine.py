@@ -52,7 +52,7 @@ class OwnEngine:
     def fail(self, why: str) -> None:
         """Answers what is open with Unavailable, and all that comes. Any thread may call it."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to answer
-            self._loop.call_soon_threadsafe(self.scorer.leave)
+            self._loop.call_soon_threadsafe(self.scorer.search.leave)
 
     async def close(self, drain_s: float) -> None:
         """Gives what is open so many seconds to end; the rest is answered with Unavailable."""

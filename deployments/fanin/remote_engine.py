@@ -23,15 +23,15 @@ class RemoteEngine:
 
     @property
     def device(self) -> str:
-        return self.scorer.welcome.device
+        return self.scorer.search.welcome.device
 
     @property
     def precision(self) -> str:
-        return self.scorer.welcome.precision
+        return self.scorer.search.welcome.precision
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        return self.scorer.welcome.buckets
+        return self.scorer.search.welcome.buckets
 
     @property
     def batch_sizes(self) -> Counts:

@@ -41,8 +41,7 @@ class Report:
     @property
     def decided(self) -> Desired:
         """The latest that it knows to have been decided, carried out or not."""
-        known = (self.desired,) if self.wished is None else (self.desired, self.wished)
-        return max(known, key=lambda desired: desired.revision)
+        return max(filter(None, (self.desired, self.wished)), key=lambda desired: desired.revision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ray import serve
 
 from deployments.access.models_root import check_below
 from deployments.config import DeploymentConfig
-from deployments.fanin.far_engines import HandleEngines
+from deployments.fanin.far import HandleEngines
 from deployments.fanin.handshake import meeting_place
 from deployments.lifecycle.actor import follower_of, reconfigure
 from deployments.lifecycle.control import Control
@@ -118,7 +118,7 @@ class IngressReplica(GrpcMethods):
         self._catalog.add(served)
 
     async def _find_engines(self, scorer: "FanInScorer") -> None:
-        known = max((other.engines for other in self._scorers.values()), default=0)
+        known = max((len(other.connections) for other in self._scorers.values()), default=0)
         if self._bypass is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(scorer.found(known), _FOUND_S)

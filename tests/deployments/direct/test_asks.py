@@ -104,7 +104,7 @@ async def joined(at: Ingress, engine: FakeEngine) -> AsyncIterator[FanInBatcher]
     batcher = FanInBatcher(
         engine.run_batch, SCHEMA.block_layout, 1, FINGERPRINT, max_batch_rows=64, lanes=1, max_queued_rows=1000
     )
-    acceptor = Acceptor(at.scorers["7"]._place, {"7": batcher})
+    acceptor = Acceptor(at.scorers["7"].search._place, {"7": batcher})
     try:
         await at.scorers["7"].found(2)
         yield batcher

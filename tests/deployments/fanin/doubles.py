@@ -54,8 +54,8 @@ def connect(scorer: FanInScorer, engine: FanInBatcher, index: int = 0) -> tuple[
     board = Board(engine.board_fd, engine.welcome.max_batch_rows)
     agreed = Agreement(index, here, Rings(rings_fd), board, answer_fd, os.dup(engine.dispatcher.wake_fd), engine.welcome)
     os.close(rings_fd)
-    connection = Connection(agreed, asyncio.get_running_loop(), scorer._lose, scorer._clock)
-    scorer._connections.append(connection)
+    connection = Connection(agreed, asyncio.get_running_loop(), scorer.search._lose, scorer._clock)
+    scorer.search.connections.append(connection)
     return connection, peer
 
 

@@ -317,7 +317,7 @@ def test_an_engine_that_fails_is_left_alone_for_a_second_though_its_queue_is_the
         assert await served_by(1) == 0  # which fails
         waiting = asyncio.create_task(scorer.submit(numbered(2, 5)))
         await asyncio.sleep(0)
-        assert scorer._connections[1].load == 5
+        assert scorer.search.connections[1].load == 5
         now += 0.9
         assert await served_by(3) == 1
         await waiting

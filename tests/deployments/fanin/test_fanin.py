@@ -98,7 +98,7 @@ def test_scores_of_another_process_are_the_requests_own_whether_encoded_in_place
         assert [rows_of(answer) for answer in answers[1:]] == [numbers(i, 1 + i % 40) for i in range(300)]
         assert scorer.batch_sizes.sum() == engine.state()["batches"]
         assert scorer.batch_sizes @ np.arange(17) == 40 + sum(1 + i % 40 for i in range(300))
-        board = scorer._connections[0].board
+        board = scorer.search.connections[0].board
         assert (board.queued_rows, board.inflight_rows) == (0, 0)
 
     with_scorer(node, body)
@@ -112,7 +112,7 @@ def test_the_death_of_the_engine_fails_what_it_had_at_once_and_the_next_engine_i
     async def body(scorer: FanInScorer) -> None:
         await scorer.found(1)
         tasks = [asyncio.create_task(scorer.submit(numbered(i, 30))) for i in range(5)]
-        await until(lambda: scorer._connections[0].board.inflight_rows >= 30)
+        await until(lambda: scorer.search.connections[0].board.inflight_rows >= 30)
         first.kill()
         for task in tasks:
             with pytest.raises(Unavailable, match="engine: got its end with this request there, expected scores"):
@@ -183,7 +183,7 @@ def test_an_engine_that_stops_answers_what_it_has_and_its_ingresses_go_to_the_ot
         await until(lambda: done > 20)
         first.tell("close")
         await asyncio.gather(*clients)
-        await until(lambda: scorer.engines == 1)
+        await until(lambda: len(scorer.connections) == 1)
         assert first.hear() == {"state": "closed"}
 
     with_scorer(node, body)
@@ -195,7 +195,7 @@ def test_the_last_engine_that_stops_serves_its_ingresses_until_they_leave(node: 
     async def body(scorer: FanInScorer) -> None:
         await scorer.found(1)
         engine.tell("close")
-        await until(lambda: scorer._connections[0].board.leaving)
+        await until(lambda: scorer.search.connections[0].board.leaving)
         for i in range(20):
             assert rows_of(await scorer.submit(numbered(i, 10))) == numbers(i, 10)
 
@@ -209,7 +209,7 @@ def test_a_deadline_is_answered_while_every_lane_is_busy(node: str, start: Calla
     async def body(scorer: FanInScorer) -> None:
         await scorer.found(1)
         first = asyncio.create_task(scorer.submit(numbered(1, 32)))
-        await until(lambda: scorer._connections[0].board.inflight_rows >= 16)
+        await until(lambda: scorer.search.connections[0].board.inflight_rows >= 16)
         with pytest.raises(DeadlineExceeded, match="deadline: got past it in the queue or on the device, expected the scores"):
             await scorer.submit(numbered(2, 3), deadline=time.monotonic() + 0.3)
         with pytest.raises(DeadlineExceeded, match="deadline: got past it before it was queued"):
@@ -253,7 +253,7 @@ def test_an_engine_that_closes_before_it_has_answered_is_as_one_that_is_not_ther
         listener.close()
         start("engine")
         await scorer.found(1)
-        assert scorer._refused == {}
+        assert scorer.search._refused == {}
 
     with_scorer(node, body)
 
@@ -275,12 +275,12 @@ def test_all_names_are_tried_at_first_then_the_first_free_ones_always_and_the_ot
 
     async def main(connected: list[Any]) -> None:
         scorer = FanInScorer(meeting_place("test", node), "m", FINGERPRINT, LAYOUT, 1, most_rows=2000)
-        scorer._connections = connected
+        scorer.search.connections = connected
         with monkeypatch.context() as patch, contextlib.suppress(asyncio.CancelledError):
             patch.setattr(handshake, "connect", refuse)
-            patch.setattr("deployments.fanin.scorer.asyncio.sleep", sleep)
-            await scorer._search
-        scorer._connections = []
+            patch.setattr("deployments.fanin.engine_search.asyncio.sleep", sleep)
+            await scorer.search._task
+        scorer.search.connections = []
         await scorer.close()
 
     asyncio.run(main([engine]))

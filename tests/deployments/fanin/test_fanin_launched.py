@@ -183,7 +183,7 @@ def test_without_its_engine_the_service_answers_503_at_once_and_recovers_by_itse
     for line in logged(state, "engine 0 is gone"):
         assert {k: v for k, v in json.loads(line).items() if k != "time"} == {
             "level": "warning",
-            "logger": "deployments.fanin.scorer",
+            "logger": "deployments.fanin.engine_search",
             "message": "engine 0 is gone",
         }
     wait_for(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)

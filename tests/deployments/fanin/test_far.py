@@ -10,8 +10,7 @@ import pytest
 
 from deployments.batching.batcher import RowBatcher
 from deployments.batching.scorer import Scored
-from deployments.fanin.far import FarAnswer, FarAsk, answer
-from deployments.fanin.far_engines import HandleEngines
+from deployments.fanin.far import FarAnswer, FarAsk, HandleEngines, answer
 from deployments.fanin.handshake import Welcome
 from deployments.fanin.scorer import FanInScorer
 from dpiframe_core.errors import DeadlineExceeded, Overloaded, Unavailable
@@ -60,7 +59,7 @@ def test_without_an_engine_here_one_of_another_node_scores_blocks_of_either_kind
     async def body(scorer: FanInScorer, other: OtherNode, device: FakeDevice) -> None:
         await scorer.found(1)
         assert scorer.accepting
-        assert scorer.welcome.max_batch_rows == 8
+        assert scorer.search.welcome.max_batch_rows == 8
         assert rows_of(await scorer.submit(numbered(3, 20))) == numbers(3, 20)
         block = scorer.allocate(LAYOUT, 5, 1)
         block.fill((numbered(4, 5),))
@@ -75,14 +74,14 @@ def test_an_engine_here_is_preferred_and_the_other_node_is_not_even_greeted() ->
         await scorer.found(1)
         engine = engine_of(FakeDevice(), time.monotonic)
         _, peer = connect(scorer, engine)
-        await until(lambda: scorer._far_welcome is None)
+        await until(lambda: scorer.search.far_welcome is None)
         greeted, sent = other.greeted, asyncio.create_task(scorer.submit(numbered(1, 2)))
         await until(lambda: engine.dispatcher.step())
         assert rows_of(await sent) == numbers(1, 2)
         await asyncio.sleep(0.3)
         assert (other.asks, other.greeted) == ([], greeted)
         engine.board.leave()  # it is about to go: new requests go elsewhere once there is somebody
-        await until(lambda: scorer._far_welcome is not None)
+        await until(lambda: scorer.search.far_welcome is not None)
         assert rows_of(await scorer.submit(numbered(2, 2))) == numbers(2, 2)
         assert len(other.asks) == 1
         engine.close(0)
@@ -95,7 +94,7 @@ def test_the_death_of_the_only_engine_here_leaves_no_moment_without_one() -> Non
     async def body(scorer: FanInScorer, other: OtherNode, device: FakeDevice) -> None:
         engine = engine_of(FakeDevice(), time.monotonic)
         connection, peer = connect(scorer, engine)
-        await until(lambda: scorer._far_welcome is None)
+        await until(lambda: scorer.search.far_welcome is None)
         engine.leave(peer)
         peer.sock.close()
         await until(lambda: not connection.alive)

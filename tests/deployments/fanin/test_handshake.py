@@ -159,7 +159,7 @@ def test_versions_of_a_model_come_and_go_at_an_engine_while_others_are_served(no
         await old.close()
         await asyncio.to_thread(lambda: acceptor.remove("m/1").close(5))
         late = FanInScorer(place, "m/1", "1" * 64, LAYOUT, 1, most_rows=100)
-        await until(lambda: bool(late._refused))
+        await until(lambda: bool(late.search._refused))
         assert not late.accepting
         await late.close()
         assert rows_of(await new.submit(numbered(3, 3))) == numbers(3, 3)
@@ -187,18 +187,18 @@ def test_an_engine_that_has_refused_an_ingress_is_soon_asked_again_by_one_that_h
 
     async def main() -> None:
         scorer = FanInScorer(place, "m", FINGERPRINT, LAYOUT, 1, most_rows=100, clock=lambda: now[0])
-        await until(lambda: bool(scorer._refused) and scorer.engines == another_stays)
+        await until(lambda: bool(scorer.search._refused) and len(scorer.connections) == another_stays)
         now[0] += 2.1
-        await until(lambda: scorer._refused.get(0, (0.0, ""))[0] == now[0])
+        await until(lambda: scorer.search._refused.get(0, (0.0, ""))[0] == now[0])
         models["m"] = engine()
         now[0] += asked_again_after_s - 0.01
         await asyncio.sleep(0.5)
-        assert scorer.engines == another_stays
+        assert len(scorer.connections) == another_stays
         now[0] += 0.02
-        await until(lambda: scorer.engines == another_stays + 1)
+        await until(lambda: len(scorer.connections) == another_stays + 1)
         assert caplog.text.count("model: got 'm', expected one of []") == 1
         await asyncio.to_thread(acceptors[0].close, 5)
-        await until(lambda: scorer.engines == another_stays)
+        await until(lambda: len(scorer.connections) == another_stays)
         models.clear()
         acceptors[0] = Acceptor(place, models)  # another one under the name of the first
         await until(lambda: caplog.text.count("model: got 'm', expected one of []") == 2)
@@ -292,7 +292,7 @@ def test_the_memory_holds_all_rows_that_may_be_there_whatever_the_requests(rows:
 def test_a_peer_that_writes_nonsense_into_its_ring_is_dropped(engine: FanInBatcher, node: str) -> None:
     async def body(scorer: FanInScorer) -> None:
         await scorer.found(1)
-        (connection,) = scorer._connections
+        (connection,) = scorer.connections
         connection.rings.asks.put(1, 0, scorer._memory.size - 64, 100, 1, 0.0, 0.0, 0)
         connection.rings.asks.publish()
         task = asyncio.create_task(scorer.submit(numbered(1, 3)))

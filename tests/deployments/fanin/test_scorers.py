@@ -285,7 +285,7 @@ class FanInMachine(ScorerMachine):
     def stop(self) -> None:
         self.sent.clear()
         for scorer, _ in self.ingresses:
-            (connection,) = scorer._connections
+            (connection,) = scorer.connections
             assert connection.idle
             assert sorted(connection._free) == list(range(SLOTS))
             assert scorer._memory.free_bytes == scorer._memory.size, "all memory has come back"
