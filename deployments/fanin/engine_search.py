@@ -42,8 +42,8 @@ class EngineSearch:
     def __init__(
         self, place: str, hello: Hello, memory: RequestMemory, clock: Callable[[], float], far: FarEngines | None = None
     ) -> None:
-        self._place, self._hello, self._memory, self._clock = place, hello, memory, clock
-        self._far, self._far_at = far, -math.inf
+        self.hello, self.far = hello, far
+        self._place, self._memory, self._clock, self._far_at = place, memory, clock, -math.inf
         self.connections: list[Connection] = []
         self.far_welcome: Welcome | None = None
         self._refused: dict[int, tuple[float, str]] = {}  # by index: when, and why
@@ -94,7 +94,7 @@ class EngineSearch:
     async def greeted_again(self, connection: Connection, memory: RequestMemory) -> Agreement:
         """A second agreement with the same engine, over other memory. Raises as `greet`."""
         sock = handshake.connect(self._place, connection.index)
-        hello = self._hello.model_copy(update={"memory_bytes": memory.size})
+        hello = self.hello.model_copy(update={"memory_bytes": memory.size})
         return await greeted(sock, connection.index, hello, memory)
 
     def leave(self) -> None:
@@ -146,7 +146,7 @@ class EngineSearch:
         refused = self._refused.pop(index, None)
         try:
             sock = handshake.connect(self._place, index)
-            agreed = await greeted(sock, index, self._hello, self._memory)
+            agreed = await greeted(sock, index, self.hello, self._memory)
         except ConnectionError:  # nobody, or no longer
             return False
         except Exception as error:  # of another bundle, or nothing that we know; the search must go on
@@ -161,11 +161,11 @@ class EngineSearch:
 
     async def _look_far(self) -> None:
         """Once a second while no engine of this node stays."""
-        if self._far is None or self._staying:
+        if self.far is None or self._staying:
             self.far_welcome = None
         elif self._far_at + _FAR_S <= self._clock():
             try:
-                self.far_welcome = await self._far.greet()
+                self.far_welcome = await self.far.greet()
             except Unavailable:
                 self.far_welcome = None
             self._far_at = self._clock()
@@ -174,7 +174,7 @@ class EngineSearch:
     def _lose(self, connection: Connection) -> None:
         log.warning("engine %d is gone", connection.index)
         self.connections.remove(connection)
-        if self._far is not None and not self._staying:  # they all serve one configuration; the next look makes sure
+        if self.far is not None and not self._staying:  # they all serve one configuration; the next look makes sure
             self.far_welcome, self._far_at = connection.welcome, -math.inf
 
 

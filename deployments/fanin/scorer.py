@@ -50,10 +50,10 @@ class FanInScorer:
         far: FarEngines | None = None,
     ) -> None:
         require_ordered_stores()
-        self._layout, self._tasks, self._clock, self._far = layout, tasks, clock, far
+        self._layout, self._tasks, self._clock = layout, tasks, clock
         self._memory = RequestMemory(memory_bytes(layout, tasks, most_rows))
-        self._hello = Hello(model=model, fingerprint=fingerprint, memory_bytes=self._memory.size)
-        self.search = EngineSearch(place, self._hello, self._memory, clock, far)
+        hello = Hello(model=model, fingerprint=fingerprint, memory_bytes=self._memory.size)
+        self.search = EngineSearch(place, hello, self._memory, clock, far)
 
     @property
     def accepting(self) -> bool:
@@ -147,10 +147,10 @@ class FanInScorer:
         self._memory.close()
 
     async def _far_away(self, block: RowBlock, left_s: float | None, priority: int) -> Scored:
-        assert self._far is not None  # it has greeted
+        far, hello = self.search.far, self.search.hello
+        assert far is not None  # it has greeted
         data = block.buffer[: block.places[-1]].tobytes()
-        ask = FarAsk(self._hello.model, self._hello.fingerprint, data, left_s, priority)
-        return await far_scored(self._far.ask, ask, block.rows)
+        return await far_scored(far.ask, FarAsk(hello.model, hello.fingerprint, data, left_s, priority), block.rows)
 
     def _placed(self, block: RowBlock) -> tuple[RowBlock, int, Floats]:
         """The block in the memory, where it lies, and the room for its scores."""

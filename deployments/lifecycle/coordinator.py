@@ -61,11 +61,8 @@ class Coordinator:
 
     async def follow(self, member: Member, report: Report) -> Wish:
         """The newest wish, as soon as it is another one than the member has seen; or the same, in a second."""
-        if report.epoch:  # it has followed one, this or a former: what it knows may be what is to be served
-            await self.hear(member, report)
+        await self.hear(member, report)
         await self._settled()
-        if not report.epoch:
-            await self.hear(member, report)
         known = report.seen if report.epoch == self._epoch else -1
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_POLL_S), self._news:

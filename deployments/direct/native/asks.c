@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-static const double LINGER_S = 300e-6, FAILED_S = 1.0;  // as connection.py and scorer.py have them
+static const double LINGER_S = 300e-6, FAILED_S = 1.0;  // as connection.py and engine_search.py have them
 static const double SOON_MS = 1;                        // a short run, and a moment
 enum { TOGETHER_ROWS = 1024 };
 
