@@ -15,12 +15,14 @@ from dpiframe_core.embedding.layout import table_dtype
 from dpiframe_core.embedding.spares import Spares
 from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.errors import BundleError, Unavailable
+from dpiframe_core.far_rows.row_copies import RowCopies
 from dpiframe_core.far_rows.row_source import FileRows, RowSource
 from dpiframe_core.far_rows.rows_ahead import RowsAhead
 from dpiframe_core.features.schema import FeatureSchema
 from kernels.lookup.descriptors import Descriptors, whole
 from kernels.lookup.plan import LookupPlan
 
+_LARGE = 1 << 24  # bytes: a smaller table is copied before threads have begun
 _MOST_NEAR = 1 << 24  # rows of files in a GPU's memory at a time: the host has 20 bytes for each
 
 
@@ -78,7 +80,7 @@ class EmbeddingStore:
             self.descriptors: Descriptors | None = self._tiers.descriptors
             self.host_bytes = self._tiers.host_bytes
         else:
-            self.tables = [tables[t.name].to(device).contiguous() for t in schema.tables]
+            self.tables = _whole(ordered, device)
             self.scales = [None if s is None else s.to(device).contiguous() for s in given]
             self.descriptors = whole(self.tables, self.scales, device) if device.type == "cuda" else None
         if home is not None and home.source is None:
@@ -149,6 +151,20 @@ class EmbeddingStore:
         self.spares = self._spares.rows
         near = 0 if home.replan_s is None else sum(p.hot for p in home.placement.tables)
         self.ahead = RowsAhead(self._spares.groups, schema.block_layout, source, min(_MOST_NEAR, near))
+
+
+def _whole(tables: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """The tables on the device."""
+    there = []
+    with RowCopies() as copies:
+        for t in tables:
+            if device.type == "cpu" or t.is_cuda or t.nbytes < _LARGE:
+                there.append(t.to(device).contiguous())
+            else:
+                there.append(torch.empty(t.shape, dtype=t.dtype, device=device))
+                copies.add(t.contiguous(), None, 0, len(t), there[-1])
+        copies.wait()
+    return there
 
 
 def _check(where: str, found: torch.Tensor | None, shape: tuple[int, ...], dtype: str) -> None:

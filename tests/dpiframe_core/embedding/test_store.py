@@ -55,3 +55,15 @@ def test_files_are_read_row_by_row_only_once_all_other_rows_are_where_they_belon
     places = tuple(TablePlacement(t.name, t.rows, 1, 1, 3) for t in SCHEMA.tables)
     EmbeddingStore(SCHEMA, TABLES, torch.device("cuda"), SCALES, Home(Placement(1, places), "small", None)).ahead.close()
     assert events == ["held", 0, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_gpu_has_a_large_tables_rows_as_they_were(dtype):
+    rows = (3 << 24) // 24 + 1  # of 24 to 96 bytes: several parts, the last one short
+    table = torch.arange(rows * 24, dtype=torch.int32).remainder(1009).sub(500).to(getattr(torch, dtype)).view(rows, 24)
+    features = (Categorical(name="a", values="int", encoder=Identity(), table="a"),)
+    schema = FeatureSchema(features=features, tables=(Table(name="a", rows=rows, dim=24, dtype=dtype),))
+    store = EmbeddingStore(schema, {"a": table}, torch.device("cuda"), {"a": torch.ones(24)})
+    assert store.tables[0].is_cuda
+    assert torch.equal(store.tables[0].cpu(), table)
