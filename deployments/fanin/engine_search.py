@@ -4,9 +4,9 @@ Knows no Ray and no HTTP.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
+import socket
 from collections.abc import Callable
 from itertools import count
 
@@ -47,6 +47,7 @@ class EngineSearch:
         self.connections: list[Connection] = []
         self.far_welcome: Welcome | None = None
         self._refused: dict[int, tuple[float, str]] = {}  # by index: when, and why
+        self._greeting: dict[int, asyncio.Task[None]] = {}  # by index: an engine has five seconds to answer
         self._changed = asyncio.Event()
         self._closing = False
         self._task = asyncio.create_task(self._look(), name="fanin-search")
@@ -100,7 +101,8 @@ class EngineSearch:
     def leave(self) -> None:
         """Leaves all engines, for good: what is open fails with Unavailable, and so does all that comes."""
         self._closing = True
-        self._task.cancel()
+        for task in (self._task, *self._greeting.values()):
+            task.cancel()
         for connection in self.connections:
             connection.close()
         self.connections.clear()
@@ -108,8 +110,7 @@ class EngineSearch:
     async def close(self) -> None:
         """`leave`, and returns when no engine has this ingress."""
         self.leave()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.gather(self._task, *self._greeting.values(), return_exceptions=True)
         self.leave()  # what it has found meanwhile
 
     @property
@@ -123,7 +124,7 @@ class EngineSearch:
         and one of the others in turn.
         """
         for turn in count():
-            known = {c.index for c in self.connections if not c.board.leaving}
+            known = {c.index for c in self.connections if not c.board.leaving} | self._greeting.keys()
             missed, most = 0, _MISSES if turn and self.connections else MOST_ENGINES
             for index in range(MOST_ENGINES):
                 tried = missed < most or index == turn % MOST_ENGINES
@@ -142,22 +143,37 @@ class EngineSearch:
         return self._clock() < at + (_REFUSED_S if self._staying else _REFUSED_BY_ALL_S)
 
     async def _connect(self, index: int) -> bool:
-        """Whether anybody has that name."""
-        refused = self._refused.pop(index, None)
+        """Whether anybody has that name. Who is slow to answer is waited for no longer than until the next look is due."""
         try:
             sock = handshake.connect(self._place, index)
-            agreed = await greeted(sock, index, self.hello, self._memory)
-        except ConnectionError:  # nobody, or no longer
+        except ConnectionError:
+            self._refused.pop(index, None)
             return False
-        except Exception as error:  # of another bundle, or nothing that we know; the search must go on
-            self._refused[index] = self._clock(), str(error)
-            if refused is None or refused[1] != str(error):  # it is asked for as long as it has that name
-                log.warning("engine %d: %s", index, error)
+        except Exception as error:
+            self._refuse(index, error)
             return True
-        loop = asyncio.get_running_loop()
-        self.connections.append(Connection(agreed, loop, self._lose, self._clock))
-        self._changed.set()
+        task = self._greeting[index] = asyncio.create_task(self._greet(sock, index), name="fanin-greet")
+        task.add_done_callback(lambda _: self._greeting.pop(index))
+        await asyncio.wait([task], timeout=_LOOK_S)
         return True
+
+    async def _greet(self, sock: socket.socket, index: int) -> None:
+        try:
+            agreed = await greeted(sock, index, self.hello, self._memory)
+        except Exception as error:  # of another bundle, or nothing that we know; the search must go on
+            self._refuse(index, error)
+            return
+        self._refused.pop(index, None)
+        self.connections.append(Connection(agreed, asyncio.get_running_loop(), self._lose, self._clock))
+        self._changed.set()
+
+    def _refuse(self, index: int, error: Exception) -> None:
+        _, before = self._refused.pop(index, (0.0, ""))
+        if isinstance(error, ConnectionError):  # it was about to end
+            return
+        self._refused[index] = self._clock(), str(error)
+        if before != str(error):  # it is asked for as long as it has that name
+            log.warning("engine %d: %s", index, error)
 
     async def _look_far(self) -> None:
         """Once a second while no engine of this node stays."""

@@ -243,6 +243,22 @@ def test_what_goes_wrong_with_one_engine_does_not_end_the_search_for_others(
     with_scorer(node, body)
 
 
+def test_an_engine_that_does_not_answer_keeps_nobody_from_another(
+    node: str, monkeypatch: pytest.MonkeyPatch, start: Callable[[str], Process]
+) -> None:
+    monkeypatch.setattr(handshake, "PATIENCE_S", 600)
+    with handshake.listen(meeting_place("test", node)) as hung:
+
+        async def body(scorer: FanInScorer) -> None:
+            await asyncio.to_thread(select.select, [hung], [], [], 20)  # it has been called
+            await asyncio.to_thread(start, "engine")
+            await scorer.found(1)
+            assert scorer.search.connections[0].index == 1
+            assert rows_of(await scorer.submit(numbered(1, 3))) == numbers(1, 3)
+
+        with_scorer(node, body)
+
+
 def test_an_engine_that_closes_before_it_has_answered_is_as_one_that_is_not_there(
     node: str, caplog: pytest.LogCaptureFixture, start: Callable[[str], Process]
 ) -> None:
