@@ -106,7 +106,8 @@ class Lowering:
         inside = _flat(a)
         if target in _FILLED and isinstance(found, torch.Tensor):
             return self._filled(target, a, sizes, found)
-        if any(isinstance(v, RowStarts) for v in inside) and target != "aten.index.Tensor" and "embedding_bag" not in target:
+        indexing = target in ("aten.index.Tensor", "aten.index_put.default") or "embedding_bag" in target
+        if any(isinstance(v, RowStarts) for v in inside) and not indexing:
             return _numbered(target, a, inside)
         if any(isinstance(v, Bags) for v in inside):
             return self._inputs.bags(target, a)

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import torch
 
-from dpiframe_core.compiler.operations.arguments import Arguments, constant, integers, is_number, limit, number, tensor
+from dpiframe_core.compiler.operations.arguments import Arguments, constant, integers, limit, number, tensor
+from dpiframe_core.compiler.operations.arithmetic import binary, rounded
 from dpiframe_core.compiler.operations.convolution import POOLS, convolution, pooled
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.joins import cat, continued, flipped, indexed, padded, selected_at, stack
+from dpiframe_core.compiler.operations.ordered import kth, median, quantile
 from dpiframe_core.compiler.operations.positions import (
     RowStarts,
     bucketed,
@@ -19,6 +21,7 @@ from dpiframe_core.compiler.operations.positions import (
 )
 from dpiframe_core.compiler.operations.products import attention, bilinear, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, group_norm, layer_norm, reduced
+from dpiframe_core.compiler.operations.scattered import copied_at, filled_at, put_in_rows, scattered
 from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh, unsqueezed
 from dpiframe_core.graph.aten import Constant
 from dpiframe_core.graph.graph import Node
@@ -50,14 +53,14 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
     if target in UNARY:
         return e.elementwise(UNARY[target], [a["self"]])
     if name in BINARY.split():
-        return _binary(e, name, a)
+        return binary(e, name, a)
     if target in REDUCTIONS:
         return _reduced(e, target, a)
     if name[:-2] in POOLS:
         return pooled(e, POOLS[name[:-2]], a, int(name[-2]))
     match target:
         case "aten.rsub.Scalar" | "aten.rsub.Tensor":
-            return _binary(e, "sub", {"self": a["other"], "other": a["self"], "alpha": a["alpha"]})
+            return binary(e, "sub", {"self": a["other"], "other": a["self"], "alpha": a["alpha"]})
         case "aten.leaky_relu.default":
             return e.elementwise("aten.leaky_relu", [a["self"]], [number(a["negative_slope"])])
         case "aten.elu.default":
@@ -91,7 +94,7 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
                 unsqueezed(v, v.rank - at) if isinstance(v, Strided) else Const(v.tensor.unsqueeze(-1 - at))
                 for v, at in ((a["x1"], 1), (a["x2"], 2))
             )
-            apart = _binary(e, "sub", {"self": x, "other": y})
+            apart = binary(e, "sub", {"self": x, "other": y})
             return reduced(e, "aten.linalg_vector_norm", apart, [-1], float(a["p"]), keep=False)
         case "aten.gelu.default":
             return e.elementwise("aten.gelu", [a["self"]], [a["approximate"] == "tanh"])
@@ -102,14 +105,14 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return e.elementwise("aten.clamp", [a["self"]], [limit(low, "-inf"), limit(high, "inf")])
         case "aten.clamp_min.Tensor" | "aten.clamp_max.Tensor":
             low = name == "clamp_min"
-            return _binary(e, "maximum" if low else "minimum", {"self": a["self"], "other": a["min" if low else "max"]})
+            return binary(e, "maximum" if low else "minimum", {"self": a["self"], "other": a["min" if low else "max"]})
         case "aten.clamp.Tensor":
             found: Strided = a["self"]
             for name, bound in (("maximum", a["min"]), ("minimum", a["max"])):
-                found = found if bound is None else _binary(e, name, {"self": found, "other": bound})
+                found = found if bound is None else binary(e, name, {"self": found, "other": bound})
             return found
         case "aten.max.other" | "aten.min.other":
-            return _binary(e, f"{name}imum", a)
+            return binary(e, f"{name}imum", a)
         case "aten.any.dim" | "aten.any.dims" | "aten.all.dim" | "aten.all.dims":
             is_true = a["self"] if a["self"].boolean else e.elementwise("aten.ne.Scalar", [a["self"]], [0])
             dims = [a["dim"]] if isinstance(a["dim"], int) else a["dim"]
@@ -206,37 +209,31 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return looked_up(e, one_hot_rows(a["num_classes"]), a["self"])
         case "aten.gather.default":
             return gathered(e, a["self"], a["dim"], a["index"])
+        case "aten.scatter.src" | "aten.scatter.value" | "aten.scatter_add.default":
+            source = a["value"] if "value" in a else a["src"]
+            return scattered(e, a["self"], a["dim"], a["index"], source, add=name == "scatter_add")
+        case "aten.scatter_reduce.two" if a["reduce"] == "sum" and a["include_self"]:
+            return scattered(e, a["self"], a["dim"], a["index"], a["src"], add=True)
+        case "aten.index_put.default" if isinstance(a["indices"][0], RowStarts):
+            return put_in_rows(e, a["self"], a["indices"], a["values"], add=a["accumulate"])
+        case "aten.index_fill.int_Scalar":
+            return filled_at(e, a["self"], a["dim"], a["index"], a["value"])
+        case "aten.index_copy.default":
+            return copied_at(e, a["self"], a["dim"], a["index"], a["source"])
+        case "aten.median.dim":
+            return median(e, a)
+        case "aten.kthvalue.default":
+            return kth(e, a, a["k"] - 1)
+        case "aten.quantile.scalar":
+            return quantile(e, a)
+        case "aten.round.decimals":
+            return rounded(e, a["self"], 10.0 ** a["decimals"])
+        case "aten.isinf.default":
+            return e.elementwise("aten.eq.Scalar", [e.elementwise("aten.abs", [a["self"]])], ["inf"])
+        case "aten.hypot.default":
+            squares = [e.elementwise("aten.square", [a[k]]) for k in ("self", "other")]
+            return e.elementwise("aten.sqrt", [e.elementwise("aten.add", squares)])
     return None
-
-
-def _binary(e: Emitter, name: str, a: Arguments) -> Strided:
-    if a.get("rounding_mode") is not None:
-        name = f"{a['rounding_mode']}_divide"
-    left, right = a["self"], a["other"] if "other" in a else a["exponent"]
-    alpha = a.get("alpha", 1)
-    if alpha != 1 and isinstance(right, Strided):
-        right = e.elementwise("aten.mul.Scalar", [right], [number(alpha)])
-    elif alpha != 1:
-        right = Const(right.tensor * alpha) if isinstance(right, Const) else right * alpha
-    op = f"aten.{name}"
-    if name == "div" and isinstance(left, Const):  # torch multiplies a number alone by the reciprocal
-        return e.elementwise(op, [Const(left.tensor.float()), right])
-    if isinstance(right, Strided | Const) and isinstance(left, Strided | Const) and not (is_number(left) or is_number(right)):
-        return e.elementwise(op, [left, right])
-    if isinstance(left, Strided):
-        if name in ("maximum", "minimum"):
-            limits = [number(right), None] if name == "maximum" else [None, number(right)]
-            return e.elementwise("aten.clamp", [left], limits)
-        return e.elementwise(f"{op}.Scalar", [left], [number(right)])
-    flipped = {"add": "add", "mul": "mul", "sub": "rsub", "pow": "rpow", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
-    flipped |= {"lt": "gt", "le": "ge", "maximum": "maximum", "minimum": "minimum"}
-    if name not in flipped and name != "div":
-        return e.elementwise(op, [Const(torch.tensor(number(left), dtype=torch.float32)), right])
-    if name == "div":
-        return e.elementwise("aten.mul.Scalar", [e.elementwise("aten.reciprocal", [right])], [number(left)])
-    if name in ("maximum", "minimum"):
-        return _binary(e, name, {"self": right, "other": left})
-    return e.elementwise(f"aten.{flipped[name]}.Scalar", [right], [number(left)])
 
 
 def _reduced(e: Emitter, target: str, a: Arguments) -> Strided:

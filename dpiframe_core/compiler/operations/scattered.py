@@ -1,0 +1,135 @@
+"""Elements put, or added, at positions of a row that values say, as a gate of the best experts has it. Each position is
+compared with all that there are. And those at constant positions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dpiframe_core.compiler.operations.arguments import constant, is_number, number
+from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
+from dpiframe_core.compiler.operations.joins import cat, selected_at
+from dpiframe_core.compiler.operations.positions import RowStarts
+from dpiframe_core.compiler.operations.reductions import reduced
+from dpiframe_core.compiler.operations.strided import BATCH, Refused, Strided, permuted, unsqueezed
+from dpiframe_core.graph.aten import Window
+
+_MOST_POSITIONS = 1 << 10  # each is compared with each that is given
+_POSITIONS = {"aten.topk.positions", "aten.sort.positions", "aten.argmax", "aten.argmin"}
+
+
+def scattered(e: Emitter, x: Tensor, dim: int, index: Any, source: Any, *, add: bool) -> Strided:
+    """torch.scatter or scatter_add along a dimension of a row. Of several elements for one position, of which torch puts any,
+    the largest is put.
+    """
+    if not isinstance(index, Strided):
+        raise Refused("got scatter at constant positions, expected index_copy, index_fill or torch.cat for these")
+    rank, dim = index.rank, dim % index.rank
+    if BATCH in index.dims[dim]:
+        raise Refused("got a scatter among the rows of the batch, expected each row to be computed from itself")
+    sizes, own = _sizes(x), _sizes(index)
+    count = sizes[dim]
+    others = [d for d in range(rank) if d != dim]
+    if count > _MOST_POSITIONS or any(sizes[d] != own[d] for d in others):
+        raise Refused(f"got scatter of {own} into {sizes} a row, expected equal sizes but for {dim}, at most {_MOST_POSITIONS}")
+    hits = e.elementwise("aten.eq", [unsqueezed(index, rank), Const(torch.arange(float(count)))])
+
+    def put_back(found: Strided) -> Strided:
+        """Without the dimension of the elements given; that of the positions lies in its place."""
+        return permuted(found, [*range(dim), rank - 1, *range(dim, rank - 1)])
+
+    if is_number(source) and not add:
+        each: Tensor = Const(torch.tensor(float(number(source))))
+    else:
+        given = _given(e, source, own)
+        if add:
+            nothing = Const(torch.tensor(0.0))
+            parts = e.elementwise("aten.where", [hits, given, nothing])
+            total = put_back(reduced(e, "aten.sum", parts, [dim], keep=False))
+            return _checked(e, e.elementwise("aten.add", [total, x]), index, hits, dim, count)
+        parts = e.elementwise("aten.masked_fill.Scalar", [given, e.inverted(hits)], ["-inf"])
+        each = put_back(reduced(e, "aten.amax", parts, [dim], keep=False))
+    hit = e.elementwise("aten.ne.Scalar", [put_back(reduced(e, "aten.amax", hits, [dim], keep=False))], [0])
+    return _checked(e, e.elementwise("aten.where", [hit, each, x]), index, hits, dim, count)
+
+
+def put_in_rows(e: Emitter, x: Tensor, indices: Sequence[Any], values: Any, *, add: bool) -> Strided:
+    """x[arange(n), i] = values, or with `arange(n)[:, None]` several of each row; positions below 0 count from the end."""
+    rows, *others = indices
+    if not (isinstance(rows, RowStarts) and rows.step == len(others) == 1 and len(_sizes(x)) == 2 and _in_front(x)):
+        raise Refused("got an assignment by an index of rows, expected x[torch.arange(n), i] = .. of [n, columns]")
+    index: Any = others[0]
+    if isinstance(index, Strided) and index.rank == 1:
+        index = unsqueezed(index, 1)
+        values = unsqueezed(values, values.rank) if isinstance(values, Strided) and values.rank == 1 else values
+    if isinstance(index, Strided) and not _known(e, index, _sizes(x)[1]):
+        below = e.elementwise("aten.lt.Scalar", [index], [0])
+        index = e.elementwise("aten.where", [below, e.elementwise("aten.add.Scalar", [index], [_sizes(x)[1]]), index])
+    return scattered(e, x, 1, index, values, add=add)
+
+
+def filled_at(e: Emitter, x: Strided, dim: int, index: Any, value: Any) -> Strided:
+    """torch.index_fill: a number at constant positions of one dimension."""
+    dim %= x.rank
+    mask = torch.zeros(x.size(dim), dtype=torch.bool)
+    mask[constant(index).tensor.long()] = True
+    here = Const(mask.reshape(-1, *[1] * (x.rank - 1 - dim)))
+    return e.elementwise("aten.where", [here, Const(torch.tensor(float(number(value)))), x])
+
+
+def copied_at(e: Emitter, x: Strided, dim: int, index: Any, source: Tensor) -> Strided:
+    """torch.index_copy: other elements at constant positions of one dimension."""
+    dim %= x.rank
+    count, positions = x.size(dim), constant(index).tensor.flatten()
+    chosen = torch.arange(count)
+    for i, position in enumerate(positions.tolist()):
+        chosen[position] = count + i
+    return selected_at(e, cat(e, [x, source], dim), dim, Const(chosen))
+
+
+def _sizes(t: Tensor) -> list[int]:
+    if isinstance(t, Strided):
+        return [t.size(d) for d in range(t.rank)]
+    return [1 if d == t.batch_dim else n for d, n in enumerate(t.tensor.shape)]
+
+
+def _given(e: Emitter, source: Any, own: list[int]) -> Tensor:
+    """As many of the source's elements as there are positions, with a dimension behind them."""
+    if is_number(source):
+        return Const(torch.tensor(float(number(source))))
+    sizes = _sizes(source)
+    if len(sizes) != len(own) or any(n < wanted for n, wanted in zip(sizes, own, strict=True)):
+        raise Refused(f"got scatter of {sizes} at {own} positions a row, expected an element for each")
+    for d, n in enumerate(own):
+        if sizes[d] > n and isinstance(source, Strided):
+            source = e.sliced(source, d, 0, n)
+        elif sizes[d] > n:
+            source = Const(source.tensor.narrow(d, 0, n), None, source.batch_dim)
+    if isinstance(source, Strided):
+        return unsqueezed(source, source.rank)
+    return Const(source.tensor.unsqueeze(-1), None, source.batch_dim)
+
+
+def _checked(e: Emitter, made: Strided, index: Strided, hits: Strided, dim: int, count: int) -> Strided:
+    """NaN, so that the score is refused, where a position is none, for which torch raises; those of topk and the like are."""
+    if _known(e, index, count):
+        return made
+    valid = reduced(e, "aten.amin", reduced(e, "aten.amax", hits, [-1], keep=False), [dim], keep=True)
+    no_number = e.elementwise(
+        "aten.log", [e.elementwise("aten.sub.Scalar", [e.elementwise("aten.mul.Scalar", [valid], [2])], [1])]
+    )
+    return e.elementwise("aten.add", [made, no_number])
+
+
+def _known(e: Emitter, index: Strided, count: int) -> bool:
+    """Whether topk or the like gave the positions, among so many at most."""
+    call = next((n.attrs.aten for n in e.nodes if n.outputs[0] == index.base), None)
+    if call is None or call.op not in _POSITIONS or not isinstance(call.operands[0], Window):
+        return False
+    dim = call.args[0][0] if isinstance(call.args[0], tuple) else call.args[0]
+    return isinstance(dim, int) and call.operands[0].sizes[dim - 1] <= count
+
+
+def _in_front(x: Tensor) -> bool:
+    return isinstance(x, Const) or x.dims[0] == (BATCH,)
