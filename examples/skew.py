@@ -30,8 +30,10 @@ def rows(path: Path, schema: FeatureSchema) -> pa.Table:
 
 
 def shares(feature: Feature, column: pa.ChunkedArray, edges: np.ndarray) -> dict[object, float]:
-    """The share of each value, null among them; of numbers, of each interval between `edges`."""
+    """The share of each value, null among them, as a list without values is; of numbers, of each interval between `edges`."""
+    absent = 0
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        absent = pc.sum(pc.equal(pc.fill_null(pc.list_value_length(column), 0), 0)).as_py() or 0
         column = pc.list_flatten(column)
     if isinstance(feature, Numeric):
         numbers = column.cast(pa.float64()).drop_null().to_numpy()
@@ -39,7 +41,8 @@ def shares(feature: Feature, column: pa.ChunkedArray, edges: np.ndarray) -> dict
         counts[None] = column.null_count
     else:
         counts = {c["values"].as_py(): c["counts"].as_py() for c in pc.value_counts(column.combine_chunks())}
-    return {value: count / max(1, len(column)) for value, count in counts.items()}
+    counts[None] = counts.get(None, 0) + absent
+    return {value: count / max(1, len(column) + absent) for value, count in counts.items()}
 
 
 def distances(schema: FeatureSchema, train: pa.Table, logged: pa.Table) -> list[tuple[float, str, float, float]]:

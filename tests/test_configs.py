@@ -64,7 +64,10 @@ def test_values_of_a_file_arrive_and_the_rest_are_defaults() -> None:
         ),
         ("http: {direct_socket_group: a}", "http.direct_socket_group: got 'a' without direct_socket, expected both"),
         ("http: {host: localhost}", "http.host: got 'localhost', expected '127.0.0.1' or '0.0.0.0'"),
-        ("http: {host: 0.0.0.0}", "http.host: got '0.0.0.0' without access, expected access: {tokens: FILE}, whose lines "),
+        (
+            "http: {host: 0.0.0.0}",
+            "http.host: got '0.0.0.0' without access, expected access: {tokens: FILE} (--tokens), whose ",
+        ),
         ("access: {}", "access.tokens: got neither it nor open: true, expected one of the two"),
         ("access: {open: false}", "access.tokens: got neither it nor open: true, expected one of the two"),
         ("access: {open: true, tokens: t}", "access.tokens: got both it and open: true, expected one of the two"),

@@ -39,9 +39,23 @@ def raw_tensors(candidates: Mapping[str, Column], context: Mapping[str, object])
     Raises:
         ValueError: a column cannot be sent as it is.
     """
-    columns = [(name, values) for name, values in candidates.items()]
+    columns = [(name, _listed(name, values)) for name, values in candidates.items()]
+    rows = len(columns[0][1]) if columns else 1
+    for name, values in columns:
+        if len(values) != rows:
+            raise ValueError(f"{name}: got {len(values)} values, expected {rows}, as of {columns[0][0]}")
+    if not rows:
+        raise ValueError("candidates: got none, expected at least one")
     columns += [(name, [_plain(value)]) for name, value in context.items()]
     return list(chain.from_iterable(_column(name, values) for name, values in columns))
+
+
+def _listed(name: str, values: Any) -> Column:
+    if isinstance(values, np.ndarray) and values.ndim:
+        return values
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes | np.ndarray):
+        return values if isinstance(values, Sequence) else list(values)
+    raise ValueError(f"{name}: got {type(values).__name__}, expected a list or an array, a value a candidate")
 
 
 def array_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> list[WireTensor]:
@@ -66,7 +80,10 @@ def _column(name: str, values: Column) -> list[WireTensor]:
     present = [value for value in listed if value is not None]
     if all(isinstance(value, str | bytes) for value in present):
         texts = (b"" if value is None else value.encode() if isinstance(value, str) else value for value in listed)
-        return [WireTensor(name, "BYTES", (len(listed),), encoded_texts(texts)), *beside]
+        try:
+            return [WireTensor(name, "BYTES", (len(listed),), encoded_texts(texts)), *beside]
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name}: got {error.object[:50]!r}, expected text that UTF-8 can say") from None
     numbers = np.array([0 if value is None else value for value in listed])
     if numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or any(isinstance(value, bool) for value in present):
         raise ValueError(
@@ -95,8 +112,11 @@ def joined_tensors(requests: Sequence[tuple[Mapping[str, Column], Mapping[str, o
     for i, (own, beside) in enumerate(zip(columns, contexts, strict=True)):
         if own != columns[0] or beside != contexts[0]:
             raise ValueError(f"requests[{i}]: got other features than requests[0] on a side, expected the same")
-    rows = [len(next(iter(candidates.values()), ())) for candidates, _ in requests]
-    tensors = [_column(name, _joined(name, [candidates[name] for candidates, _ in requests], rows)) for name in columns[0]]
+    rows = [len(_listed(*next(iter(candidates.items()), ("", ())))) for candidates, _ in requests]
+    tensors = [
+        _column(name, _joined(name, [_listed(name, candidates[name]) for candidates, _ in requests], rows))
+        for name in columns[0]
+    ]
     tensors += [_column(name, [_plain(context[name]) for _, context in requests]) for name in contexts[0]]
     return [*chain.from_iterable(tensors), _array("context_rows", np.array(rows, np.int64))], rows
 

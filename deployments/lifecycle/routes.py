@@ -4,6 +4,7 @@ Whoever asks for a change needs the scope `admin`. The paths of bundles stay bel
 """
 
 import asyncio
+from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -160,7 +161,7 @@ def _release(root: str | None, model: str, version: str, path: str, tables: Tabl
     if root is None:
         return Release(model=model, version=version, path=path, fingerprint="")  # refused by the control
     try:
-        ref = ModelRef(path=str(Path(root) / path), name=model, version=version, tables=tables)
+        ref = ModelRef(path=normpath(Path(root) / path), name=model, version=version, tables=tables)
     except InputError as error:
         raise error.at(error.where.removeprefix("ModelRef.")) from None
     try:

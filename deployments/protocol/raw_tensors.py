@@ -105,8 +105,10 @@ def _column(
 ) -> RawColumn:
     shape, rows = tensor.shape, tensor.shape[0]
     if f.max_values > 1:
+        if missing is not None and lengths is None and len(shape) == 1 and _mask(missing, rows).all():
+            return RawColumn([None] * rows, rows)  # as a column is sent of which nobody can tell that it has lists
         if missing is not None:
-            raise InputError(missing.where, Words("a mask"), "none: a list without values is missing")
+            raise InputError(missing.where, Words("a mask"), "none, unless all is missing: a list without values is")
         if lengths is not None:
             return _bags(tensor, flat, lengths)
         if len(shape) != 2:

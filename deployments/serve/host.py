@@ -16,6 +16,7 @@ from dpiframe_core.errors import ConfigError
 WINDOW = 100
 _STATES, _LOCK = Path("/tmp"), "launcher"
 _ANSWER_S = 10.0
+_ENDED_S = 5.0  # that killed processes are waited for
 _PORTS = range(20_000, 32_000)  # below those that the kernel hands out for connections
 
 
@@ -123,3 +124,6 @@ def end_leftovers() -> None:
             with path.open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 signal_all(path.parent, signal.SIGKILL)
+                give_up = time.monotonic() + _ENDED_S
+                while processes_of(path.parent) and time.monotonic() < give_up:  # until then they have their ports
+                    time.sleep(0.02)

@@ -213,6 +213,8 @@ def _source_scores(scored: Scored, example: Mapping[str, torch.Tensor]) -> Float
     scores: Floats = found.detach().reshape(len(found), -1).float().numpy()
     if not (np.isfinite(scores).all() and (scores >= 0).all() and (scores <= 1).all()):
         bad = scores[~((scores >= 0) & (scores <= 1))]
+        if np.isnan(bad[0]):
+            raise InputError.worded("module output", "NaN on the example", "a forward that is finite there, in eval mode")
         expected = "probabilities from 0 to 1: a forward that ends in a sigmoid, or logits=True of dpiframe_core.compile"
         raise InputError("module output", float(bad[0]), expected)
     return scores

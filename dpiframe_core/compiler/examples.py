@@ -36,7 +36,12 @@ def raw_columns(schema: FeatureSchema, example: Mapping[str, torch.Tensor]) -> R
     """
     names = {f.name for f in schema.features}
     if example.keys() != names:
-        raise InputError("example", sorted(example.keys() ^ names), "exactly the features of the schema")
+        more, less = sorted(example.keys() - names), sorted(names - example.keys())
+        got = f"{', '.join(more)} beside the features" if more else f"no {', '.join(less)}"
+        raise InputError.worded("example", got, "exactly the features of the schema")
+    for name, tensor in example.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError.worded(f"example.{name}", type(tensor).__name__, "a torch.Tensor")
     rows = {len(t) for t in example.values() if t.ndim}
     if len(rows) != 1 or min(rows) < _LEAST_ROWS:
         raise InputError("example", f"{sorted(rows)} rows", f"{_LEAST_ROWS} rows or more, as many of each feature")
@@ -100,10 +105,10 @@ class Scored(nn.Module):
 
     def _picked(self, found: Any) -> torch.Tensor:
         if isinstance(self._output, Sequence) and not isinstance(self._output, str):
-            parts = [_scores(found[key], f"module output {key!r}") for key in self._output]
+            parts = [_scores(_named(found, key), f"module output {key!r}") for key in self._output]
             return torch.cat([part.reshape(part.shape[0], -1) for part in parts], 1)
         if self._output is not None:
-            found = found[self._output]
+            found = _named(found, self._output)
         elif isinstance(found, Mapping) and len(found) == 1:
             (found,) = found.values()
         elif isinstance(found, tuple | list) and len(found) == 1:
@@ -116,7 +121,18 @@ class Scored(nn.Module):
         return _scores(found, "module output")
 
 
+def _named(found: Any, key: str | int) -> Any:
+    if not isinstance(found, Mapping | tuple | list):
+        raise InputError("output", key, "none: the module gives one value")
+    names: list[Any] = list(found) if isinstance(found, Mapping) else list(range(len(found)))
+    try:
+        return found[key]  # type: ignore[index, unused-ignore]  # which of a tuple is an integer
+    except (LookupError, TypeError) as error:
+        raise InputError("output", key, f"one of {names}") from error
+
+
 def _scores(found: Any, where: str) -> torch.Tensor:
-    if not isinstance(found, torch.Tensor):
-        raise InputError(where, type(found).__name__, "one tensor of scores; name it by `output`")
+    if not isinstance(found, torch.Tensor) or not found.ndim:
+        got = type(found).__name__ if not isinstance(found, torch.Tensor) else "one number for all rows"
+        raise InputError(where, got, "one tensor of scores; name it by `output`")
     return found

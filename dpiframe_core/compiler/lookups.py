@@ -206,8 +206,11 @@ class Lookups:
             found.append(weight[start : start + table.rows])
         dims = [p.width for p in parts]
         if sum(dims) != table.dim:
-            made = " + ".join(f"{p.width} of {p.weight}" for p in parts) or "no embedding that reads it"
-            raise InputError(f"tables.{name}.dim", table.dim, f"{sum(dims)}: {made}" if parts else made)
+            made = " + ".join(f"{p.width} of {p.weight}" for p in parts)
+            if not parts:
+                rule = "one (of a number: nn.Linear(1, dim, bias=False)), or no table in the schema"
+                raise InputError.worded(f"tables.{name}", "no embedding that reads it", rule)
+            raise InputError(f"tables.{name}.dim", table.dim, f"{sum(dims)}: {made}")
         return found
 
     def rows(self, name: str) -> int:

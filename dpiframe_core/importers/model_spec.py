@@ -70,10 +70,10 @@ class Spec(Strict):
     """`features` in the order in which the model's constructor got them; `settings`: hyper-parameters by the library's names.
 
     `wide`, `deep`: the features of the linear and of the deep part, where a model has both and they differ (all by default).
-    `tasks`: a name for each score of a model that `--source` makes.
+    `tasks`: a name for each score of a model that `--source` makes, which needs no `model`.
     """
 
-    model: str
+    model: str = ""
     features: Annotated[tuple[SpecFeature, ...], Field(min_length=1)]
     wide: tuple[Name, ...] | None = None
     deep: tuple[Name, ...] | None = None
@@ -117,8 +117,9 @@ class SpecFile:
             InputError: nothing.
         """
         if self.spec.model not in models:
+            got = self.spec.model or None
             known = f"one of {', '.join(models)}; others by --source FILE.py:NAME, or dpiframe_core.compile"
-            raise InputError(f"{self.where}: model", self.spec.model, known)
+            raise InputError(f"{self.where}: model", got, known)
         return models[self.spec.model]
 
     @property

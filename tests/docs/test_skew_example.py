@@ -1,5 +1,6 @@
 """`examples/skew.py` finds the feature that differs, and none where training rows and log are the same."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from dpiframe_core.bundle.encoding_files import read_encoding
+from dpiframe_core.features.schema import Categorical, Hash
 from tests.docs.test_readme import ROOT
 
 
@@ -49,3 +51,15 @@ def test_the_feature_that_changed_comes_first_and_the_others_are_where_they_were
     assert (found["C9"][0], found["I9"][0]) == (0.25, 0.1)
     assert found["I9"][1:] == [0.0, 0.1]
     assert all(cells[0] == 0 for name, cells in found.items() if name not in ("C9", "I9"))
+
+
+def test_a_list_without_values_is_missing() -> None:
+    spec = importlib.util.spec_from_file_location("skew", ROOT / "examples" / "skew.py")
+    assert spec is not None
+    assert spec.loader is not None
+    skew = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(skew)
+    tags = Categorical(name="tags", max_values=3, encoder=Hash(buckets=10), table="tags")
+    lists = pa.chunked_array([[["rock"], None, [], ["jazz", "rock"]]], pa.list_(pa.string()))
+    assert skew.shares(tags, lists, np.empty(0)) == {"rock": 0.4, "jazz": 0.2, None: 0.4}
+    assert skew.shares(tags, pa.chunked_array([[None, None]], pa.list_(pa.string())), np.empty(0)) == {None: 1.0}

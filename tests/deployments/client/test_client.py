@@ -58,6 +58,8 @@ def test_raw_columns_give_scores_of_every_task(live: LiveApp) -> None:
         {"tags": [[], None, ["x", "y", "z"]]},
         {"tags": np.array([["x", "y"]] * 3)},
         {"tags": [(), (), ()]},
+        {"tags": [None, None, None]},
+        {"tags": {"a": ["x"], "b": None, "c": []}.values()},
     ],
     ids=str,
 )
@@ -71,7 +73,8 @@ def test_a_single_candidate_and_a_missing_context(live: LiveApp) -> None:
         assert np.array_equal(client.score(columns(1, 4), {"user": np.int64(3)}), wanted(1, 4))
         assert np.array_equal(client.score(columns(2, 4), {"user": None}), wanted(2, 4))
         without = {name: column for name, column in columns(2, 4).items() if name != "tags"}
-        assert np.array_equal(client.score(without, {"user": 1, "tags": ["x", "y"]}), wanted(2, 4))
+        for tags in (["x", "y"], None):
+            assert np.array_equal(client.score(without, {"user": 1, "tags": tags}), wanted(2, 4))
 
 
 def test_encoded_sections_and_features(live: LiveApp) -> None:
@@ -121,14 +124,24 @@ def test_a_refusal_is_raised_at_once_with_the_services_words(live: LiveApp) -> N
         ([True, False, True], "item: got values of ['bool'], expected all text or all numbers"),
         ([[1, None], [2], [3]], "item: got None inside a list, expected values"),
         ([2**80, 1, 2], "item: got values of ['int'], expected all text or all numbers"),
-        (np.zeros((1, 1, 1)), "item: got float64[1, 1, 1], expected numbers in one or two dimensions"),
+        (np.zeros((3, 1, 1)), "item: got float64[3, 1, 1], expected numbers in one or two dimensions"),
+        ([5], "item: got 1 values, expected 3, as of site"),
+        (5, "item: got int, expected a list or an array, a value a candidate"),
+        ("abc", "item: got str, expected a list or an array, a value a candidate"),
+        (np.array(5), "item: got ndarray, expected a list or an array, a value a candidate"),
+        (["a", "\ud800", "b"], "item: got '\\ud800', expected text that UTF-8 can say"),
         (np.array([1j, 2, 3]), "item: got values of ['complex'], expected all text or all numbers"),
     ],
 )
 def test_a_column_that_cannot_be_sent_is_named(live: LiveApp, values: Any, message: str) -> None:
     with Client(live.url, "fake") as client, pytest.raises(ValueError) as caught:  # noqa: PT011 (its whole text follows)
-        client.score({**columns(3), "item": values}, {"user": 1})
+        client.score({"site": columns(3)["site"], **columns(3), "item": values}, {"user": 1})
     assert str(caught.value) == message
+
+
+def test_no_candidates_are_refused_before_they_are_sent(live: LiveApp) -> None:
+    with Client(live.url, "fake") as client, pytest.raises(ValueError, match=r"^candidates: got none, expected at least one$"):
+        client.score(dict.fromkeys(columns(1), ()), {"user": 1})
 
 
 class Moods(httpx.BaseTransport, httpx.AsyncBaseTransport):

@@ -437,6 +437,16 @@ def test_what_cannot_be_changed_is_refused_with_the_rule(
     replica().run(asking)
 
 
+def test_a_path_may_be_written_in_several_ways(replica: Callable[..., Replica]) -> None:
+    async def asking(client: httpx.AsyncClient) -> None:
+        for path in ("2", "1/../2", "./2/"):
+            answer = await client.put(f"{MODEL}/versions/2", json={"path": path})
+            assert answer.status_code == 200, answer.text
+        assert await version_of(client) == "2"
+
+    replica().run(asking)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

@@ -195,7 +195,7 @@ RUDE_JSON: list[tuple[Any, int, str]] = [
     (listed(**{"item:missing": {"datatype": "INT8", "shape": [2], "data": [1, 1]}}), 422,
      "inputs.item:missing: got INT8 [2], expected BOOL [2]"),
     (listed(**{"tags:missing": {"datatype": "BOOL", "shape": [2], "data": [True, True]}}), 422,
-     "inputs.tags:missing: got a mask, expected none: a list without values is missing"),
+     "inputs.tags:missing: got a mask, expected none, unless all is missing: a list without values is"),
     (listed(**{"item:lengths": {"datatype": "INT64", "shape": [2], "data": [1, 1]}}), 422,
      "inputs.item:lengths: got lengths, expected none: item has one value a row"),
     (listed(tags={"shape": [4], "data": ["x"] * 4}), 422, "inputs.tags: got [4], expected shape [n, values], or tags:lengths"),

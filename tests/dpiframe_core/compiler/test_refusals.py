@@ -319,8 +319,9 @@ def test_scores_that_are_no_probabilities_are_refused():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda v: v.pop("user"), "example: got ['user'], expected exactly the features of the schema"),
-        (lambda v: v.update(x=v["user"]), "example: got ['x'], expected exactly the features of the schema"),
+        (lambda v: v.pop("user"), "example: got no user, expected exactly the features of the schema"),
+        (lambda v: v.update(x=v["user"]), "example: got x beside the features, expected exactly the features of the schema"),
+        (lambda v: v.update(user=v["user"].numpy()), "example.user: got ndarray, expected a torch.Tensor"),
         (lambda v: v.update(user=v["user"][:5]),
          "example: got '[5, 23] rows', expected 2 rows or more, as many of each feature"),
         (lambda v: v.update(user=v["user"].float()),
@@ -456,3 +457,54 @@ def test_a_module_that_does_not_run_says_so_alone(capfd, kind, said):
     with pytest.raises(InputError, match=said):
         compile_model(kind(), made, example(made))
     assert capfd.readouterr() == ("", "")
+
+
+class Several(Model):
+    def forward(self, x):
+        a, b = self.out(self.fields(x)).sigmoid(), self.out(self.fields(x) * 2).sigmoid()
+        return {"a": a, "b": b, "loss": a.mean()}
+
+
+class NoNumber(Model):
+    def forward(self, x):
+        return (self.out(self.fields(x)) - 100).log().sigmoid()
+
+
+class OneScore(Model):
+    def forward(self, x):
+        return self.out(self.fields(x)).sigmoid()
+
+
+class Scaled(Model):
+    """A number times a vector, by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.price = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.out(self.fields(x) + (x["price"][:, None] * self.price).repeat(1, 4)).sigmoid()
+
+
+@pytest.mark.parametrize(
+    ("module", "output", "message"),
+    [
+        (Several, ["a", "zz"], "output: got 'zz', expected one of ['a', 'b', 'loss']"),
+        (Several, "c", "output: got 'c', expected one of ['a', 'b', 'loss']"),
+        (Several, ["a", "loss"], "module output 'loss': got 'one number for all rows', expected one tensor of scores; "),
+        (OneScore, 3, "output: got 3, expected none: the module gives one value"),
+        (NoNumber, None, "module output: got NaN on the example, expected a forward that is finite there"),
+    ],
+)
+def test_scores_that_are_none_are_refused(module, output, message):
+    made = schema(4)
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        compile_model(randomised(module()), made, example(made), output=output)
+
+
+def test_a_number_with_a_table_that_no_embedding_reads_is_told_what_would():
+    features = (*schema(4).features, Numeric(name="price", table="price"))
+    made = FeatureSchema(features=features, tables=(*schema(4).tables, Table(name="price", rows=1, dim=4)))
+    message = r"^tables\.price: got no embedding that reads it, expected one \(of a number: nn\.Linear\(1, dim, bias=False\)\)"
+    with pytest.raises(InputError, match=message):
+        compile_model(randomised(Scaled()), made, example(made))

@@ -42,7 +42,7 @@ def model():
 
 three = 3
 """
-SPEC = {"model": "Own", "features": [{"name": "user"}, {"name": "ad"}]}
+SPEC = {"features": [{"name": "user"}, {"name": "ad"}]}
 
 
 def files(tmp_path, text, features=()):
