@@ -140,8 +140,10 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]
                 "any number: x.shape[0] for len(x), and no recurrence over rows",
             ) from error
         if "Constraints violated" in str(error):
-            got = Verbatim("operations that hold for some numbers of rows alone")
-            expected = "any number: squeeze(dim) for squeeze(), x[:, i, j] for masked_select, no convolution over rows"
+            bound = re.search(r"guard (\d+) <= L\[", str(error))
+            got = Verbatim("operations that hold for some numbers of rows alone" + (f", from {bound[1]} on" if bound else ""))
+            expected = "any number: squeeze(dim) for squeeze(), x[:, i, j] for masked_select, no convolution over rows, "
+            expected += "cdist(.., compute_mode='donot_use_mm_for_euclid_dist')"
             raise InputError("module", got, expected) from error
         raise InputError(
             f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes"

@@ -508,3 +508,20 @@ def test_a_number_with_a_table_that_no_embedding_reads_is_told_what_would():
     message = r"^tables\.price: got no embedding that reads it, expected one \(of a number: nn\.Linear\(1, dim, bias=False\)\)"
     with pytest.raises(InputError, match=message):
         compile_model(randomised(Scaled()), made, example(made))
+
+
+class Codes(Model):
+    def __init__(self):
+        super().__init__()
+        self.codes = nn.Parameter(torch.zeros(8, 16))
+
+    def forward(self, x):
+        return torch.cdist(self.fields(x), self.codes).sum(1, keepdim=True).sigmoid()
+
+
+def test_distances_to_constants_by_torchs_own_choice_are_refused_with_the_other_way():
+    """torch multiplies from 26 vectors on."""
+    made = schema(4)
+    message = r"hold for some numbers of rows alone, from 26 on, expected any number: .*cdist\(.., compute_mode='donot_use_mm"
+    with pytest.raises(InputError, match=message):
+        compile_model(randomised(Codes()), made, example(made, rows=40))
