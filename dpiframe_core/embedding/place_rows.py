@@ -71,7 +71,8 @@ def place_rows(
     row_bytes = tuple(t.row_bytes for t in schema.tables)
     if room < sum(row_bytes):
         need = f"{sum(row_bytes)} for a row of each of {len(row_bytes)} tables, {ranked} for ranks, {scales} for scales"
-        raise InputError("hbm_bytes", hbm_bytes, f"at least {hbm_bytes - room + sum(row_bytes)}: {need}")
+        got = f"{hbm_bytes / 2**30:.3g}, {hbm_bytes} bytes"
+        raise InputError.worded("hbm_gib", got, f"at least {hbm_bytes - room + sum(row_bytes)} bytes: {need}")
     distinct = {id(own): own for own in reads}  # an estimate's tables have few
     found = dict(zip(distinct, _each(frequencies, distinct.values()), strict=True))
     by_table = tuple(found[id(own)] for own in reads)

@@ -256,7 +256,7 @@ def test_plan_prints_where_rows_go_and_writes_the_placement(tmp_path: Path) -> N
     assert (tmp_path / "out" / "placement.json").exists()
     done = dpiframe_here("plan", str(bundle.path), "--hbm-gib", "0", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: hbm_bytes: got 0, expected at least ")
+    assert done.stderr.startswith("error: hbm_gib: got 0, 0 bytes, expected at least ")
 
 
 def test_profile_says_what_it_wrote(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_plan_is_taken_as_it_was_written(tmp_path):
     np.testing.assert_array_equal(home.placement.ranks[table.name], plan.ranks[table.name])
 
 
-@pytest.mark.parametrize(("said", "message"), [({"hbm_gib": 1e-9}, "hbm_bytes: got 1, expected at least"),
+@pytest.mark.parametrize(("said", "message"), [({"hbm_gib": 1e-9}, "hbm_gib: got 9.31e-10, 1 bytes, expected at least"),
                                                ({"placement": "nowhere"}, "nowhere")])  # fmt: skip
 def test_what_cannot_be_is_said(said, message):
     with pytest.raises(DPIFrameError, match=message):

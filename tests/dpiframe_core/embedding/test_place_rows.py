@@ -222,7 +222,7 @@ def test_too_little_memory_for_a_row_of_each_table_is_refused():
     need = 4 + 2 + 4 * 3 + 4 * (4 + 2)
     place_rows(schema, counts, 1, need)
     message = (
-        f"hbm_bytes: got {need - 1}, expected at least {need}: 6 for a row of each of 2 tables, 12 for ranks, 24 for scales"
+        f", {need - 1} bytes, expected at least {need} bytes: 6 for a row of each of 2 tables, 12 for ranks, 24 for scales"
     )
     with pytest.raises(InputError, match=message):
         place_rows(schema, counts, 1, need - 1)

@@ -99,7 +99,9 @@ def test_what_cannot_be_planned_is_refused(bundle: Bundle, tmp_path: Path) -> No
     rows = traced(tmp_path / "rows.parquet")
     with pytest.raises(InputError, match=r"--out: got '.*rows.parquet', expected a path where nothing is yet"):
         write_plan(bundle.path, 1, 1.0, rows, 1.05, Links(), rows)
-    with pytest.raises(InputError, match=r"hbm_bytes: got 10, expected at least 10[0-9]: .* for a row of each of 6 tables"):
+    with pytest.raises(
+        InputError, match=r"hbm_gib: got 9.31e-09, 10 bytes, expected at least 10[0-9] bytes: .* for a row of each of 6 tables"
+    ):
         write_plan(bundle.path, 1, 10 / GIB, None, 1.05, Links(), None)
     with pytest.raises(BundleError, match=r"nothing/model.yaml: got no such file"):
         write_plan(tmp_path / "nothing", 1, 1.0, None, 1.05, Links(), None)
