@@ -80,7 +80,8 @@ class DeploymentConfig(Strict):
 
     @model_validator(mode="after")
     def _queue_holds_a_request(self) -> Self:
-        rows, room = self.limits.max_rows_per_request, self.batching.max_queued_rows
+        rows = self.limits.max_rows_per_request
+        room = self.batching.most_queued(self.device if self.device == "cuda" else "cpu")  # auto: it may be one
         if rows > room:
             raise ValueError(f"limits.max_rows_per_request: got {rows}, expected at most batching.max_queued_rows {room}")
         return self

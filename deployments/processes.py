@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import resource
+import select
 import signal
 import threading
 import time
@@ -108,6 +109,30 @@ def signal_all(state: Path, signum: signal.Signals, program: bytes = b"") -> Non
     for pid in processes_of(state, program):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signum)
+
+
+def end_all(state: Path, within_s: float) -> None:
+    """Kills the processes of `state`, those too that they start meanwhile. Returns when they have given back what they had,
+    their ports among it, or after so many seconds. One that is no longer found in /proc may have its ports for a second still.
+    """
+    give_up = time.monotonic() + within_s
+    while (pids := processes_of(state)) and time.monotonic() < give_up:
+        for fd in [fd for fd in map(_killed, pids) if fd is not None]:
+            end = select.poll()
+            end.register(fd, select.POLLIN)
+            end.poll(max(0.0, give_up - time.monotonic()) * 1e3)
+            os.close(fd)
+
+
+def _killed(pid: int) -> int | None:
+    """A descriptor that can be read when the process has ended; None: it has just done so."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    return fd
 
 
 def processes_of(state: Path, program: bytes = b"") -> list[int]:

@@ -32,7 +32,7 @@ def rows(path: Path, schema: FeatureSchema) -> pa.Table:
 def shares(feature: Feature, column: pa.ChunkedArray, edges: np.ndarray) -> dict[object, float]:
     """The share of each value, null among them, as a list without values is; of numbers, of each interval between `edges`."""
     absent = 0
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+    if any(of(column.type) for of in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
         absent = pc.sum(pc.equal(pc.fill_null(pc.list_value_length(column), 0), 0)).as_py() or 0
         column = pc.list_flatten(column)
     if isinstance(feature, Numeric):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from deployments.config import DeploymentConfig, parse_config, read_config
-from deployments.config_load import Autoscaling
+from deployments.config_load import Autoscaling, Batching
 from dpiframe_core.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -181,6 +181,13 @@ def test_auto_becomes_the_gpu_where_there_is_one_and_else_the_cpu() -> None:
     assert (config.placed(8).device, config.placed(8).gpus_per_replica) == ("cuda", 1)
     explicit = parse_config(ONE_MODEL | {"device": "cpu"}, "test")
     assert explicit.placed(8) == explicit
+
+
+def test_more_rows_wait_before_a_gpu_unless_it_is_said_how_many() -> None:
+    assert [Batching().most_queued(device) for device in ("cpu", "cuda:1", "auto")] == [65_536, 262_144, 262_144]
+    assert {Batching(max_queued_rows=5000).most_queued(device) for device in ("cpu", "cuda:1")} == {5000}
+    with pytest.raises(ConfigError, match=r"limits\.max_rows_per_request: got 70000, expected at most .* 65536"):
+        parse_config(ONE_MODEL | {"limits": {"max_rows_per_request": 70000}}, "here")
 
 
 def test_each_replica_on_gpus_needs_a_whole_one() -> None:

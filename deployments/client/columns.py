@@ -108,15 +108,15 @@ def joined_tensors(requests: Sequence[tuple[Mapping[str, Column], Mapping[str, o
     """
     if not requests:
         raise ValueError("requests: got none, expected at least one")
+    requests = [({name: _listed(name, values) for name, values in own.items()}, beside) for own, beside in requests]
     columns, contexts = ([side.keys() for side in sides] for sides in zip(*requests, strict=True))
     for i, (own, beside) in enumerate(zip(columns, contexts, strict=True)):
         if own != columns[0] or beside != contexts[0]:
             raise ValueError(f"requests[{i}]: got other features than requests[0] on a side, expected the same")
-    rows = [len(_listed(*next(iter(candidates.items()), ("", ())))) for candidates, _ in requests]
-    tensors = [
-        _column(name, _joined(name, [_listed(name, candidates[name]) for candidates, _ in requests], rows))
-        for name in columns[0]
-    ]
+    rows = [len(next(iter(candidates.values()), ())) for candidates, _ in requests]
+    if not all(rows):
+        raise ValueError(f"requests[{rows.index(0)}].candidates: got none, expected at least one")
+    tensors = [_column(name, _joined(name, [candidates[name] for candidates, _ in requests], rows)) for name in columns[0]]
     tensors += [_column(name, [_plain(context[name]) for _, context in requests]) for name in contexts[0]]
     return [*chain.from_iterable(tensors), _array("context_rows", np.array(rows, np.int64))], rows
 

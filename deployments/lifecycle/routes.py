@@ -161,7 +161,7 @@ def _release(root: str | None, model: str, version: str, path: str, tables: Tabl
     if root is None:
         return Release(model=model, version=version, path=path, fingerprint="")  # refused by the control
     try:
-        ref = ModelRef(path=normpath(Path(root) / path), name=model, version=version, tables=tables)
+        ref = ModelRef(path=str(Path(root) / normpath(path)), name=model, version=version, tables=tables)
     except InputError as error:
         raise error.at(error.where.removeprefix("ModelRef.")) from None
     try:

@@ -62,7 +62,9 @@ class EngineReplica:
         from deployments.fanin.batcher import FanInBatcher
 
         engine = await self._loaded.load(release)
-        batcher = FanInBatcher.of(engine, self._config.batching.max_queued_rows, self._metrics.batch_of(*release.key))
+        batcher = FanInBatcher.of(
+            engine, self._config.batching.most_queued(engine.device), self._metrics.batch_of(*release.key)
+        )
         self._loaded.meter(release.key, batcher.dispatcher)
         end_when_lost(batcher.dispatcher, engine.check_device, self._config.batching.max_run_s, batcher.fail)
         self._metrics.watch(*release.key, batcher.dispatcher)
@@ -108,7 +110,7 @@ class EngineReplica:
                 ask.fingerprint,
                 batcher.layout,
                 batcher.tasks,
-                most_rows=config.batching.max_queued_rows + config.limits.max_rows_per_request,
+                most_rows=config.batching.most_queued(config.device) + config.limits.max_rows_per_request,
             )
         await scorer.found(1)
         return await answer(ask, scorer, batcher.layout, time.monotonic)

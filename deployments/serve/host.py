@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from deployments.processes import processes_of, signal_all
+from deployments.processes import end_all, processes_of, signal_all
 from dpiframe_core.errors import ConfigError
 
 WINDOW = 100
@@ -123,7 +123,4 @@ def end_leftovers() -> None:
                 continue
             with path.open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                signal_all(path.parent, signal.SIGKILL)
-                give_up = time.monotonic() + _ENDED_S
-                while processes_of(path.parent) and time.monotonic() < give_up:  # until then they have their ports
-                    time.sleep(0.02)
+                end_all(path.parent, _ENDED_S)

@@ -103,7 +103,7 @@ class IngressReplica(GrpcMethods):
             read.fingerprint,
             schema.block_layout,
             len(manifest.tasks),
-            most_rows=config.batching.max_queued_rows + config.limits.max_rows_per_request,
+            most_rows=config.batching.most_queued(config.device) + config.limits.max_rows_per_request,
             far=HandleEngines(self._engine, release.label, read.fingerprint) if config.nodes > 1 else None,
         )
         try:

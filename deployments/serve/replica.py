@@ -150,7 +150,7 @@ async def batched(
     from deployments.fanin.own_engine import OwnEngine
     from deployments.fanin.shared_memory import ordered_stores
 
-    most = config.batching.max_queued_rows
+    most = config.batching.most_queued(engine.device)
     if ordered_stores() and not engine.reads_ahead:  # else requests wait for rows, each as long as it may
         own = await OwnEngine.met(
             FanInBatcher.of(engine, most, on_batch), release.label, most + config.limits.max_rows_per_request

@@ -92,7 +92,7 @@ class _Reader:
 
     def __init__(self, file: SpecFile, weights: StateDict, models: tuple[str, ...]) -> None:
         if file.spec.model not in models:
-            raise InputError(f"{file.where}: model", file.spec.model, f"one of {', '.join(models)}")
+            raise InputError(f"{file.where}: model", file.spec.model or None, f"one of {', '.join(models)}")
         self.file, self.weights, self.settings = file, weights, file.settings
         self.numbers = [f for f in file.spec.features if isinstance(f, DenseFeature)]
         self.sparse = [f for f in file.spec.features if isinstance(f, SparseFeature)]

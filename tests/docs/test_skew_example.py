@@ -62,4 +62,6 @@ def test_a_list_without_values_is_missing() -> None:
     tags = Categorical(name="tags", max_values=3, encoder=Hash(buckets=10), table="tags")
     lists = pa.chunked_array([[["rock"], None, [], ["jazz", "rock"]]], pa.list_(pa.string()))
     assert skew.shares(tags, lists, np.empty(0)) == {"rock": 0.4, "jazz": 0.2, None: 0.4}
+    pairs = pa.chunked_array([pa.array([["rock", "jazz"], None], pa.list_(pa.string(), 2))])
+    assert skew.shares(tags, pairs, np.empty(0)) == {"rock": 1 / 3, "jazz": 1 / 3, None: 1 / 3}
     assert skew.shares(tags, pa.chunked_array([[None, None]], pa.list_(pa.string())), np.empty(0)) == {None: 1.0}

@@ -38,7 +38,7 @@ def read_recbole(file: SpecFile, weights: StateDict) -> SourceModel:
         raise InputError(f"{file.where}: model", name, f"another model: {STAYS_OUT[name]}")
     if name not in models:
         known = ", ".join(sorted(models, key=str.lower))
-        raise InputError(f"{file.where}: model", name, f"one of {known}; others by --source FILE.py:NAME")
+        raise InputError(f"{file.where}: model", name or None, f"one of {known}; others by --source FILE.py:NAME")
     settings = file.settings
     for key in SETTINGS.get(name, ()):
         settings.take(key, int, bool, str)

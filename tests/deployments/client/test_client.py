@@ -319,7 +319,8 @@ def test_several_users_are_scored_together_as_each_alone(live: LiveApp) -> None:
 
     with Client(live.url, "fake") as client:
         alone = [client.score(*user) for user in users]
-        for got in (client.score_together(users, deadline_s=20), asyncio.run(together())):
+        generated = [({name: iter(values) for name, values in own.items()}, beside) for own, beside in users]
+        for got in (client.score_together(users, deadline_s=20), client.score_together(generated), asyncio.run(together())):
             assert all(np.array_equal(one, other) for one, other in zip(got, alone, strict=True))
         with pytest.raises(ClientError, match=r"^422: candidates.price\[4\]: got nan"):
             client.score_together([*users[:2], ({**users[2][0], "price": [float("nan")] * 4}, {"user": 1})])
@@ -329,3 +330,5 @@ def test_several_users_are_scored_together_as_each_alone(live: LiveApp) -> None:
         client.score_together([users[0], (users[1][0], {})])
     with pytest.raises(ValueError, match=r"^requests\[0\]: got 3 values of site, expected 2, as of the others$"):
         client.score_together([({**users[0][0], "item": [1, 2]}, {"user": 1})])
+    with pytest.raises(ValueError, match=r"^requests\[1\]\.candidates: got none, expected at least one$"):
+        client.score_together([users[0], (dict.fromkeys(users[0][0], ()), {"user": 1})])

@@ -21,7 +21,7 @@ from deployments.lifecycle.desired import Desired, desired_of
 from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.members import Member
 from deployments.lifecycle.release import Key, Release
-from deployments.lifecycle.routes import lifecycle_routes
+from deployments.lifecycle.routes import _release, lifecycle_routes
 from deployments.lifecycle.serving import route
 from deployments.lifecycle.state_file import StateFile
 from deployments.metrics import RequestSeen, ShadowSeen
@@ -444,7 +444,10 @@ def test_a_path_may_be_written_in_several_ways(replica: Callable[..., Replica]) 
             assert answer.status_code == 200, answer.text
         assert await version_of(client) == "2"
 
-    replica().run(asking)
+    service = replica()
+    service.run(asking)
+    root = f"{service.config.models_root}/1/.."  # as a relative one becomes, and so as the configuration's versions have it
+    assert _release(root, "fake", "2", "1/../2", None).path == f"{root}/2"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """What a killed launcher has left is ended by the next one; what another one holds, or knows no lock, is not."""
 
 import os
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -37,6 +39,34 @@ def test_processes_of_a_state_that_nobody_holds_are_killed_and_no_others(
             assert [process.poll() for process in running.values()] == [None] * 3
         stack.enter_context(host.held(kept))
         host.end_leftovers()
-        assert running[left].poll() == -9  # it is gone, and its port with it
+        assert running[left].wait(10) == -9
         assert [running[state].poll() for state in (kept, unknown)] == [None] * 2
         assert left.exists()
+
+
+HOLDS = """
+import socket, sys, time
+held = bytearray(200 << 20)
+held[::4096] = b"x" * (len(held) // 4096)
+with socket.create_server(("127.0.0.1", 0)) as port:
+    print(port.getsockname()[1], flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_ports_of_what_was_left_are_free_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel frees a killed process's memory before its sockets, and forgets its environment before either."""
+    monkeypatch.setattr(host, "_STATES", tmp_path)
+    left = tmp_path / "dpi-1-left"
+    left.mkdir()
+    with host.held(left):
+        pass
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLDS], env={**os.environ, "SOCKET": f"{left}/a"}, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            host.end_leftovers()
+            with socket.create_server(("127.0.0.1", port)):
+                pass
