@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
+from dpiframe_core.compiler.operations.arguments import endless, is_number, number
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.operation import operation
 from dpiframe_core.compiler.operations.positions import RowStarts
@@ -18,12 +19,19 @@ from dpiframe_core.compiler.operations.strided import Refused, Size, Strided, ex
 from dpiframe_core.compiler.raw import RawInputs
 from dpiframe_core.compiler.recurrent import RECURRENT, attentive, recurrence
 from dpiframe_core.compiler.trace import Trace, Verbatim, source_line
-from dpiframe_core.compiler.views import INTEGERS, RESHAPES, SAME, endless, size_of, view
+from dpiframe_core.compiler.views import INTEGERS, RESHAPES, SAME, size_of, view
 from dpiframe_core.errors import InputError
 from kernels.recurrent.attentive_gru import OPERATOR as ATTENTIVE
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default"}
-_COUNTING = ("add", "sum", "cumsum")  # of truths, which torch gives as truths, too
+_COUNTING = (
+    "add",
+    "sum",
+    "cumsum",
+    "scatter_add",
+    "scatter_reduce",
+    "index_put",
+)  # of truths, which torch gives as truths, too
 # Their result has the sizes they are told and one value throughout, so a batch of them may be one row.
 _FILLED = {
     f"aten.{n}" for n in (
@@ -137,20 +145,37 @@ class Lowering:
         first = next(v for v in a.values() if isinstance(v, Strided | list | tuple))
         if isinstance(first, Strided):
             before = node.args[0].meta["val"].dtype if target in SAME else None  # type: ignore[union-attr]
-            if target in SAME and found.dtype in INTEGERS and before is torch.float32:
-                return self.emitter.elementwise("aten.trunc", [first])
             if target in SAME and found.dtype not in (*INTEGERS, torch.float32, torch.bool):
                 raise Refused(f"got a cast to {found.dtype}, expected float32 values throughout")
-            if target in SAME and found.dtype == torch.bool and not first.boolean:
-                return self.emitter.elementwise("aten.ne.Scalar", [first], [0])
+            if before is not None and (cast := self._cast(first, before, found.dtype)) is not first:
+                return cast
             seen = view(self.emitter, target, first, a, sizes)
             if isinstance(seen, Strided):
                 return replace(seen, boolean=found.dtype == torch.bool)
             if seen is not None:
                 return seen
-        if a.get("dtype") in INTEGERS and any(v.meta["val"].dtype == torch.float32 for v in node.all_input_nodes):
-            raise Refused(f"got {target} with dtype={a['dtype']}, expected a cast ahead of it")
-        made = self._copied(target, a, sizes, found) or operation(self.emitter, target, a)
+        given, wanted = (
+            {v.meta["val"].dtype for v in node.all_input_nodes if isinstance(v.meta["val"], torch.Tensor)},
+            a.get("dtype"),
+        )
+        if (wanted in INTEGERS and torch.float32 in given) or (wanted == torch.bool and given != {torch.bool}):
+            raise Refused(f"got {target} with dtype={wanted}, expected a cast ahead of it")
+        a = _as_its_type(target, a, getattr(found, "dtype", torch.float32))
+        if target == "aten.index_put.default" and isinstance(a["indices"][0], RowStarts):
+            _check_rows(node)
+        made: Strided | Const | list[Strided] | None = self._copied(node, target, a, sizes, found)
+        if made is None:
+            try:
+                made = operation(self.emitter, target, a)
+            except (
+                AttributeError,
+                KeyError,
+                IndexError,
+                TypeError,
+                RuntimeError,
+            ) as error:  # of operands that nobody thought of
+                what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                raise Refused(f"got {target} of such operands ({what}), expected another spelling") from error
         if isinstance(made, Const):
             return made
         if made is None:
@@ -163,16 +188,28 @@ class Lowering:
             made = self.emitter.elementwise("aten.ne.Scalar", [made], [0])
         return replace(made, boolean=found.dtype == torch.bool)  # also of masks side by side
 
-    def _copied(self, target: str, a: Mapping[str, Any], sizes: Sequence[Size], found: Any) -> Strided | Const | None:
+    def _cast(self, value: Strided, before: torch.dtype, after: torch.dtype) -> Strided:
+        if after in INTEGERS and before is torch.float32:
+            return self.emitter.elementwise("aten.trunc", [value])
+        if after is torch.bool and not value.boolean:
+            return self.emitter.elementwise("aten.ne.Scalar", [value], [0])
+        return value
+
+    def _copied(
+        self, node: fx.Node, target: str, a: Mapping[str, Any], sizes: Sequence[Size], found: Any
+    ) -> Strided | Const | None:
         """What a call writes over a value, none of which is left."""
         if target == "aten.zero.default":
             return self._filled(target, {}, sizes, found)
         if target != "aten.copy.default":
             return None
         if isinstance(a["src"], Strided):
-            return expanded(a["src"], sizes)
+            before = node.args[1].meta["val"].dtype  # type: ignore[union-attr]
+            return expanded(self._cast(a["src"], before, found.dtype), sizes)
         counts = [s.count for s in sizes]
-        return Const(a["src"].tensor.expand(counts), None, next((i for i, s in enumerate(sizes) if s.batch), None))
+        return Const(
+            a["src"].tensor.to(found.dtype).expand(counts), None, next((i for i, s in enumerate(sizes) if s.batch), None)
+        )
 
     def _filled(self, target: str, a: Mapping[str, Any], sizes: Sequence[Size], found: torch.Tensor) -> Const:
         value = a.get("fill_value", a.get("s"))
@@ -193,10 +230,45 @@ class Lowering:
         with torch.no_grad():
             made = node.target(*positional, **named)  # type: ignore[operator]
         batch = next((i for i, s in enumerate(sizes) if s.batch), None)
+        if not sized and isinstance(made, torch.Tensor) and not _alike(node, a, made, batch):
+            raise Refused(f"got {target} over the rows of a constant, expected each row to be computed from itself")
         name = next((v.name for v in a.values() if isinstance(v, Const)), None) if target in SAME else None
         if isinstance(made, list | tuple):
             return [Const(m) for m in made]
         return Const(made, name, batch)
+
+
+def _alike(node: fx.Node, a: Mapping[str, Any], made: torch.Tensor, batch: int | None) -> bool:
+    """Whether constants of two rows give what those of one gave, row by row."""
+    if all(not isinstance(v, Const) or v.batch_dim is None for v in _flat(a)):
+        return True
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    positional = [_real(a[s.name], 2) for s in arguments if not s.kwarg_only]
+    named = {s.name: _real(a[s.name], 2) for s in arguments if s.kwarg_only}
+    with torch.no_grad():
+        two = node.target(*positional, **named)  # type: ignore[operator]
+    wanted = made if batch is None else made.repeat_interleave(2, batch)
+    return bool(two.shape == wanted.shape and torch.allclose(two.float(), wanted.float(), equal_nan=True))
+
+
+def _as_its_type(target: str, a: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """A number that is put into integers or truths is one itself. Powers of integers are whole where they are no fractions."""
+    whole = dtype in INTEGERS
+    if (whole or dtype is torch.bool) and is_number(a.get("value")):
+        value = number(a["value"])
+        return {**a, "value": int(value) if whole else bool(value)}
+    if whole and target.startswith("aten.pow."):
+        exponent = a["exponent"].tensor if isinstance(a["exponent"], Const) else a["exponent"]
+        if isinstance(exponent, Strided) or bool(torch.as_tensor(exponent < 0).any()):
+            raise Refused("got a power of integers by what may be below 0, expected numbers: .float() ahead of it")
+    return a
+
+
+def _check_rows(node: fx.Node) -> None:
+    """x[arange(n), i] writes into each row what is its own, if the numbers of the rows line up with the positions."""
+    rows, *others = [[] if i is None else list(i.meta["val"].shape) for i in node.args[1]]  # type: ignore[union-attr]
+    if any(len(o) != len(rows) for o in others) or not size_of(rows[0]).batch:
+        raise Refused("got an assignment by an index of rows of another rank, expected arange(n)[:, None] for i[n, k]")
 
 
 def _numbered(target: str, a: Mapping[str, Any], inside: Sequence[Any]) -> Any:
@@ -222,11 +294,13 @@ def _flat(a: Mapping[str, Any]) -> list[Any]:
     return [v for value in a.values() for v in (value if isinstance(value, list | tuple) else [value])]
 
 
-def _real(value: Any) -> Any:
+def _real(value: Any, rows: int = 1) -> Any:
     if isinstance(value, list | tuple):
-        return [_real(v) for v in value]
+        return [_real(v, rows) for v in value]
     if isinstance(value, Size):
         return value.count
+    if isinstance(value, Const) and value.batch_dim is not None and rows > 1:
+        return value.tensor.repeat_interleave(rows, value.batch_dim)
     return value.tensor if isinstance(value, Const) else value
 
 

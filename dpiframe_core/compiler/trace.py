@@ -37,7 +37,7 @@ _FRESH = {
 # What torch can write by calls that `operations` has; the last three are what it writes some of the others by.
 _SPELLED_OUT = """absolute addcdiv addcmul arctan celu clip column_stack concat concatenate cosine_similarity diff divide dstack
     fill fix glu greater greater_equal hstack inner isnan lerp less less_equal linalg_vecdot logaddexp logit multiply negative
-    not_equal pairwise_distance rms_norm roll select_scatter slice_scatter special_expit special_softmax subtract threshold
+    not_equal pairwise_distance rms_norm roll select_scatter special_expit special_softmax subtract threshold
     tile tril triu isfinite atleast_1d atleast_3d _fused_rms_norm true_divide frac rot90 aminmax nansum nanmean
     count_nonzero nan_to_num isposinf isneginf softshrink hardshrink diag_embed linalg_matrix_norm heaviside sgn sinc
     special_entr isin upsample_nearest1d linalg_norm outer ger"""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from dpiframe_core.compiler.lookups import Raw
-from dpiframe_core.compiler.operations.arguments import Arguments
+from dpiframe_core.compiler.operations.arguments import Arguments, endless
 from dpiframe_core.compiler.operations.emit import Emitter
 from dpiframe_core.compiler.operations.strided import (
     Atom,
@@ -147,10 +147,6 @@ def _order(a: Arguments, rank: int) -> list[int]:
         i, j = a.get("dim0", 0) % rank, a.get("dim1", 1) % rank
         order[i], order[j] = order[j], order[i]
     return order
-
-
-def endless(end: Any) -> bool:
-    return end is None or (isinstance(end, Size) and end == Size(1, True)) or (isinstance(end, int) and end >= 2**62)
 
 
 def _cut(e: Emitter, x: Strided, dim: int, start: Any, end: Any, step: int) -> Strided:

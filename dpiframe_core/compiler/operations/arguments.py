@@ -42,3 +42,8 @@ def constant(value: Any) -> Const:
 
 def tensor(value: Any) -> Tensor:
     return value if isinstance(value, Strided | Const) else Const(torch.tensor(float(number(value))))
+
+
+def endless(end: Any) -> bool:
+    """Whether a slice's end is that of its dimension, be it the batch."""
+    return end is None or (isinstance(end, Size) and end == Size(1, True)) or (isinstance(end, int) and end >= 2**62)

@@ -5,6 +5,7 @@ import torch
 from dpiframe_core.compiler.operations.arguments import Arguments, is_number, number
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.strided import Strided
+from dpiframe_core.graph.aten_rules import RULES
 
 
 def binary(e: Emitter, name: str, a: Arguments) -> Strided:
@@ -25,6 +26,8 @@ def binary(e: Emitter, name: str, a: Arguments) -> Strided:
         if name in ("maximum", "minimum"):
             limits = [number(right), None] if name == "maximum" else [None, number(right)]
             return e.elementwise("aten.clamp", [left], limits)
+        if f"{op}.Scalar" not in RULES:
+            return e.elementwise(op, [left, Const(torch.tensor(float(number(right))))])
         return e.elementwise(f"{op}.Scalar", [left], [number(right)])
     flipped = {"add": "add", "mul": "mul", "sub": "rsub", "pow": "rpow", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
     flipped |= {"lt": "gt", "le": "ge", "maximum": "maximum", "minimum": "minimum"}

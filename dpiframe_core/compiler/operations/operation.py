@@ -21,7 +21,7 @@ from dpiframe_core.compiler.operations.positions import (
 )
 from dpiframe_core.compiler.operations.products import attention, bilinear, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, group_norm, layer_norm, reduced
-from dpiframe_core.compiler.operations.scattered import copied_at, filled_at, put_in_rows, scattered
+from dpiframe_core.compiler.operations.scattered import copied_at, filled_at, put_in_rows, scattered, written_over
 from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh, unsqueezed
 from dpiframe_core.graph.aten import Constant
 from dpiframe_core.graph.graph import Node
@@ -47,7 +47,7 @@ REDUCTIONS = {
 }  # fmt: skip
 
 
-def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] | None:
+def operation(e: Emitter, target: str, a: Arguments) -> Strided | Const | list[Strided] | None:
     """The value of an ATen call on values and constants; None: there is no such operation here."""
     name = target.split(".")[1]
     if target in UNARY:
@@ -218,6 +218,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return put_in_rows(e, a["self"], a["indices"], a["values"], add=a["accumulate"])
         case "aten.index_fill.int_Scalar":
             return filled_at(e, a["self"], a["dim"], a["index"], a["value"])
+        case "aten.slice_scatter.default":
+            return written_over(e, a["self"], a["src"], a)
         case "aten.index_copy.default":
             return copied_at(e, a["self"], a["dim"], a["index"], a["source"])
         case "aten.median.dim":
@@ -230,9 +232,6 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return rounded(e, a["self"], 10.0 ** a["decimals"])
         case "aten.isinf.default":
             return e.elementwise("aten.eq.Scalar", [e.elementwise("aten.abs", [a["self"]])], ["inf"])
-        case "aten.hypot.default":
-            squares = [e.elementwise("aten.square", [a[k]]) for k in ("self", "other")]
-            return e.elementwise("aten.sqrt", [e.elementwise("aten.add", squares)])
     return None
 
 

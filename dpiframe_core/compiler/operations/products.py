@@ -66,11 +66,20 @@ def attention(e: Emitter, a: Arguments) -> Strided:
     q, k, v, mask = a["query"], a["key"], a["value"], a["attn_mask"]
     if a["dropout_p"] or a["enable_gqa"]:
         raise Refused("got attention with dropout or grouped queries, expected none (repeat_interleave the keys' heads)")
-    scale = a["scale"] if a["scale"] is not None else q.size(q.rank - 1) ** -0.5
-    order = [*range(k.rank - 2), k.rank - 1, k.rank - 2]
-    scores = matmul(e, e.elementwise("aten.mul.Scalar", [q], [float(scale)]), permuted(k, order))
+    if isinstance(q, Const) and isinstance(k, Const):
+        raise Refused("got attention of constants by constants, expected a value among queries and keys")
+    queries, keys, width = (_last(q)[0], _last(k)[0], _last(q)[1])
+    scale = float(a["scale"] if a["scale"] is not None else width**-0.5)
+    scaled = (
+        Const(q.tensor * scale, None, q.batch_dim) if isinstance(q, Const) else e.elementwise("aten.mul.Scalar", [q], [scale])
+    )
+    if isinstance(k, Const):
+        turned: Tensor = Const(k.tensor.mT, None, k.batch_dim)
+    else:
+        turned = permuted(k, [*range(k.rank - 2), k.rank - 1, k.rank - 2])
+    scores = matmul(e, scaled, turned)
     if a["is_causal"]:
-        mask = Const(torch.ones(q.size(q.rank - 2), k.size(k.rank - 2), dtype=torch.bool).tril())
+        mask = Const(torch.ones(queries, keys, dtype=torch.bool).tril())
     if mask is None:
         return matmul(e, along(e, "aten.softmax", scores, -1), v)
     if mask.boolean if isinstance(mask, Strided) else mask.tensor.dtype == torch.bool:
@@ -82,6 +91,11 @@ def attention(e: Emitter, a: Arguments) -> Strided:
         nothing = e.elementwise("aten.eq.Scalar", [reduced(e, "aten.amax", scores, [-1], keep=True)], [-inf])
         weights = e.elementwise("aten.masked_fill.Scalar", [weights, nothing], [0.0])  # torch gives zeros, and no NaN
     return matmul(e, weights, v)
+
+
+def _last(t: Tensor) -> tuple[int, int]:
+    """The last two sizes."""
+    return (t.size(t.rank - 2), t.size(t.rank - 1)) if isinstance(t, Strided) else (t.tensor.shape[-2], t.tensor.shape[-1])
 
 
 def _hides_all(mask: torch.Tensor) -> bool:

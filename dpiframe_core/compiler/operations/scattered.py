@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from dpiframe_core.compiler.operations.arguments import constant, is_number, number
+from dpiframe_core.compiler.operations.arguments import Arguments, constant, endless, is_number, number
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
 from dpiframe_core.compiler.operations.joins import cat, selected_at
 from dpiframe_core.compiler.operations.positions import RowStarts
 from dpiframe_core.compiler.operations.reductions import reduced
-from dpiframe_core.compiler.operations.strided import BATCH, Refused, Strided, permuted, unsqueezed
+from dpiframe_core.compiler.operations.strided import BATCH, Refused, Strided, expanded, permuted, unsqueezed
 from dpiframe_core.graph.aten import Window
 
 _MOST_POSITIONS = 1 << 10  # each is compared with each that is given
@@ -29,6 +29,8 @@ def scattered(e: Emitter, x: Tensor, dim: int, index: Any, source: Any, *, add: 
     if BATCH in index.dims[dim]:
         raise Refused("got a scatter among the rows of the batch, expected each row to be computed from itself")
     sizes, own = _sizes(x), _sizes(index)
+    if len(sizes) != rank:
+        raise Refused(f"got scatter at {own} into {sizes} a row, expected as many dimensions")
     count = sizes[dim]
     others = [d for d in range(rank) if d != dim]
     if count > _MOST_POSITIONS or any(sizes[d] != own[d] for d in others):
@@ -61,31 +63,79 @@ def put_in_rows(e: Emitter, x: Tensor, indices: Sequence[Any], values: Any, *, a
         raise Refused("got an assignment by an index of rows, expected x[torch.arange(n), i] = .. of [n, columns]")
     index: Any = others[0]
     if isinstance(index, Strided) and index.rank == 1:
-        index = unsqueezed(index, 1)
-        values = unsqueezed(values, values.rank) if isinstance(values, Strided) and values.rank == 1 else values
+        index, values = unsqueezed(index, 1), _with_one_column(values)
+    if isinstance(index, Strided) and index.rank == 2 and not is_number(values):
+        values = _broadcast(values, index)
     if isinstance(index, Strided) and not _known(e, index, _sizes(x)[1]):
         below = e.elementwise("aten.lt.Scalar", [index], [0])
         index = e.elementwise("aten.where", [below, e.elementwise("aten.add.Scalar", [index], [_sizes(x)[1]]), index])
     return scattered(e, x, 1, index, values, add=add)
 
 
+def _with_one_column(values: Any) -> Any:
+    if isinstance(values, Strided) and values.rank == 1:
+        return unsqueezed(values, 1)
+    if isinstance(values, Const) and values.tensor.ndim == 1:
+        return Const(values.tensor.unsqueeze(1), None, values.batch_dim)
+    return values
+
+
+def _broadcast(values: Tensor, index: Strided) -> Tensor:
+    if isinstance(values, Strided):
+        return expanded(values, index.sizes) if values.rank == 2 and values.size(1) == 1 else values
+    return Const(values.tensor.expand(1, index.size(1)), None, 0) if values.tensor.ndim < 3 else values
+
+
 def filled_at(e: Emitter, x: Strided, dim: int, index: Any, value: Any) -> Strided:
     """torch.index_fill: a number at constant positions of one dimension."""
     dim %= x.rank
+    _within_rows(x, dim)
     mask = torch.zeros(x.size(dim), dtype=torch.bool)
     mask[constant(index).tensor.long()] = True
     here = Const(mask.reshape(-1, *[1] * (x.rank - 1 - dim)))
     return e.elementwise("aten.where", [here, Const(torch.tensor(float(number(value)))), x])
 
 
-def copied_at(e: Emitter, x: Strided, dim: int, index: Any, source: Tensor) -> Strided:
+def written_over(e: Emitter, x: Tensor, source: Tensor, a: Arguments) -> Tensor:
+    """torch.slice_scatter: others in the place of a slice's elements, as x[:, 1:] = .. has it."""
+    rank = len(_sizes(x))
+    dim, count = a["dim"] % rank, _sizes(x)[a["dim"] % rank]
+    in_rows = BATCH in x.dims[dim] if isinstance(x, Strided) else dim == x.batch_dim
+    if in_rows:
+        if a["start"] not in (None, 0) or a["step"] != 1 or not endless(a["end"]):
+            raise Refused("got a slice of the batch that is written over, expected each row to be computed from itself")
+        return source
+    at = range(count)[slice(a["start"], a["end"], a["step"])]
+    if a["step"] != 1 or not at:
+        return copied_at(e, x, dim, Const(torch.tensor(list(at))), source) if at else x
+    parts = [_part(e, x, dim, 0, at.start), source, _part(e, x, dim, at.stop, count)]
+    return cat(e, [part for part in parts if part is not None], dim)
+
+
+def _part(e: Emitter, x: Tensor, dim: int, start: int, stop: int) -> Tensor | None:
+    if start == stop:
+        return None
+    if isinstance(x, Strided):
+        return e.sliced(x, dim, start, stop - start)
+    return Const(x.tensor.narrow(dim, start, stop - start), None, x.batch_dim)
+
+
+def copied_at(e: Emitter, x: Tensor, dim: int, index: Any, source: Tensor) -> Strided:
     """torch.index_copy: other elements at constant positions of one dimension."""
+    if isinstance(x, Const):
+        raise Refused("got index_copy into a constant, expected torch.cat, or an index_copy into a value")
     dim %= x.rank
+    _within_rows(x, dim)
     count, positions = x.size(dim), constant(index).tensor.flatten()
     chosen = torch.arange(count)
     for i, position in enumerate(positions.tolist()):
         chosen[position] = count + i
     return selected_at(e, cat(e, [x, source], dim), dim, Const(chosen))
+
+
+def _within_rows(x: Strided, dim: int) -> None:
+    if BATCH in x.dims[dim]:
+        raise Refused("got elements put among the rows of the batch, expected each row to be computed from itself")
 
 
 def _sizes(t: Tensor) -> list[int]:
