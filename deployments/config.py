@@ -155,10 +155,8 @@ class DeploymentConfig(Strict):
         tls = self.http.tls
         for key, host in (("http.host", self.http.host), ("http.tls.host", tls and tls.host)):
             if host == "0.0.0.0" and self.access is None:
-                rule = (
-                    "access: {tokens: FILE} (--tokens), whose lines `dpiframe token` makes; or access: {open: true} (--open),"
-                )
-                rule += " for anybody"
+                tokens = "access: {tokens: FILE} (--tokens), whose lines `dpiframe token` makes"
+                rule = f"{tokens}; or access: {{open: true}} (--open), for anybody"
                 raise ValueError(f"{key}: got '0.0.0.0' without access, expected {rule}")
         return self
 

@@ -39,23 +39,27 @@ def raw_tensors(candidates: Mapping[str, Column], context: Mapping[str, object])
     Raises:
         ValueError: a column cannot be sent as it is.
     """
-    columns = [(name, _listed(name, values)) for name, values in candidates.items()]
-    rows = len(columns[0][1]) if columns else 1
-    for name, values in columns:
-        if len(values) != rows:
-            raise ValueError(f"{name}: got {len(values)} values, expected {rows}, as of {columns[0][0]}")
-    if not rows:
-        raise ValueError("candidates: got none, expected at least one")
-    columns += [(name, [_plain(value)]) for name, value in context.items()]
-    return list(chain.from_iterable(_column(name, values) for name, values in columns))
+    columns, _ = _listed(candidates)
+    beside = {name: [_plain(value)] for name, value in context.items()}
+    return [tensor for side in (columns, beside) for name, values in side.items() for tensor in _column(name, values)]
 
 
-def _listed(name: str, values: Any) -> Column:
-    if isinstance(values, np.ndarray) and values.ndim:
-        return values
-    if isinstance(values, Iterable) and not isinstance(values, str | bytes | np.ndarray):
-        return values if isinstance(values, Sequence) else list(values)
-    raise ValueError(f"{name}: got {type(values).__name__}, expected a list or an array, a value a candidate")
+def _listed(candidates: Mapping[str, Column], where: str = "") -> tuple[dict[str, Column], int]:
+    """The columns, of equal lengths, and how many candidates they have: one at least, if there are columns."""
+    columns: dict[str, Column] = {}
+    rows = 0
+    for name, given in candidates.items():
+        values: Any = given
+        if isinstance(values, Iterable) and not isinstance(values, Sequence | np.ndarray):
+            values = list(values)
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence | np.ndarray) or getattr(values, "ndim", 1) == 0:
+            raise ValueError(f"{where}{name}: got {type(values).__name__}, expected a list or an array, a value a candidate")
+        if columns and len(values) != rows:
+            raise ValueError(f"{where}{name}: got {len(values)} values, expected {rows}, as of {next(iter(columns))}")
+        columns[name], rows = values, len(values)
+    if columns and not rows:
+        raise ValueError(f"{where}candidates: got none, expected at least one")
+    return columns, rows
 
 
 def array_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> list[WireTensor]:
@@ -108,23 +112,18 @@ def joined_tensors(requests: Sequence[tuple[Mapping[str, Column], Mapping[str, o
     """
     if not requests:
         raise ValueError("requests: got none, expected at least one")
-    requests = [({name: _listed(name, values) for name, values in own.items()}, beside) for own, beside in requests]
     columns, contexts = ([side.keys() for side in sides] for sides in zip(*requests, strict=True))
     for i, (own, beside) in enumerate(zip(columns, contexts, strict=True)):
         if own != columns[0] or beside != contexts[0]:
             raise ValueError(f"requests[{i}]: got other features than requests[0] on a side, expected the same")
-    rows = [len(next(iter(candidates.values()), ())) for candidates, _ in requests]
-    if not all(rows):
-        raise ValueError(f"requests[{rows.index(0)}].candidates: got none, expected at least one")
-    tensors = [_column(name, _joined(name, [candidates[name] for candidates, _ in requests], rows)) for name in columns[0]]
+    listed = [_listed(own, f"requests[{i}].") for i, (own, _) in enumerate(requests)]
+    rows = [count for _, count in listed]
+    tensors = [_column(name, _joined([own[name] for own, _ in listed])) for name in columns[0]]
     tensors += [_column(name, [_plain(context[name]) for _, context in requests]) for name in contexts[0]]
     return [*chain.from_iterable(tensors), _array("context_rows", np.array(rows, np.int64))], rows
 
 
-def _joined(name: str, columns: Sequence[Column], rows: Sequence[int]) -> Column:
-    for i, (column, count) in enumerate(zip(columns, rows, strict=True)):
-        if len(column) != count:
-            raise ValueError(f"requests[{i}]: got {len(column)} values of {name}, expected {count}, as of the others")
+def _joined(columns: Sequence[Column]) -> Column:
     if all(isinstance(column, np.ndarray) and column.dtype.kind in "biuf" for column in columns):
         return np.concatenate([np.asarray(column) for column in columns])
     return list(chain.from_iterable(column.tolist() if isinstance(column, np.ndarray) else column for column in columns))

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import fx
 
+from dpiframe_core.compiler.constants import FILLED, batch_of, filled, flat, worked_out
 from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
-from dpiframe_core.compiler.operations.arguments import endless, is_number, number
+from dpiframe_core.compiler.operations.arguments import as_its_type, endless
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.operation import operation
 from dpiframe_core.compiler.operations.positions import RowStarts
@@ -24,21 +25,10 @@ from dpiframe_core.errors import InputError
 from kernels.recurrent.attentive_gru import OPERATOR as ATTENTIVE
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default"}
-_COUNTING = (
-    "add",
-    "sum",
-    "cumsum",
-    "scatter_add",
-    "scatter_reduce",
-    "index_put",
-)  # of truths, which torch gives as truths, too
-# Their result has the sizes they are told and one value throughout, so a batch of them may be one row.
-_FILLED = {
-    f"aten.{n}" for n in (
-        "zeros.default", "ones.default", "full.default", "new_zeros.default", "new_ones.default", "new_full.default",
-        "zeros_like.default", "ones_like.default", "full_like.default", "scalar_tensor.default",
-    )
-}  # fmt: skip
+# Of truths, which torch gives as truths, too.
+_COUNTING = {"add", "sum", "cumsum", "scatter_add", "scatter_reduce", "index_put"}
+# What an operation raises for operands that nobody thought of.
+_UNTHOUGHT = (AttributeError, KeyError, IndexError, TypeError, RuntimeError)
 
 
 class Lowering:
@@ -111,12 +101,12 @@ class Lowering:
         # Of the other it takes sizes and type alone.
         if found is not None and target.endswith("_as.default") and isinstance(a["self"], Const):
             a["other"] = Const(torch.empty([s.count for s in sizes], dtype=found.dtype))
-        inside = _flat(a)
-        if target in _FILLED and isinstance(found, torch.Tensor):
-            return self._filled(target, a, sizes, found)
+        inside = flat(a)
+        if target in FILLED and isinstance(found, torch.Tensor):
+            return filled(target, a, sizes, found.dtype)
         indexing = target in ("aten.index.Tensor", "aten.index_put.default") or "embedding_bag" in target
         if any(isinstance(v, RowStarts) for v in inside) and not indexing:
-            return _numbered(target, a, inside)
+            return _numbered(target, a, inside, sizes)
         if any(isinstance(v, Bags) for v in inside):
             return self._inputs.bags(target, a)
         if any(isinstance(v, Raw) for v in inside):
@@ -124,7 +114,7 @@ class Lowering:
             if made is not None:
                 return made
             a = {name: self._inputs.as_numbers(value) for name, value in a.items()}
-            inside = _flat(a)
+            inside = flat(a)
         if any(isinstance(v, Strided) for v in inside):
             if target == ATTENTIVE:
                 return attentive(self.emitter, a)
@@ -132,7 +122,7 @@ class Lowering:
                 read = {result.args[1] for result in node.users if result.users}
                 return recurrence(self.emitter, target, a, read)  # type: ignore[arg-type]
             return self._of_values(node, target, a, sizes, found)
-        return self._constant(node, target, a, sizes)
+        return worked_out(node, target, a, sizes)
 
     def _arguments(self, node: fx.Node) -> dict[str, Any]:
         """By name, defaults included, with values in place of nodes."""
@@ -154,27 +144,16 @@ class Lowering:
                 return replace(seen, boolean=found.dtype == torch.bool)
             if seen is not None:
                 return seen
-        given, wanted = (
-            {v.meta["val"].dtype for v in node.all_input_nodes if isinstance(v.meta["val"], torch.Tensor)},
-            a.get("dtype"),
-        )
+        given = {v.meta["val"].dtype for v in node.all_input_nodes if isinstance(v.meta["val"], torch.Tensor)}
+        wanted = a.get("dtype")
         if (wanted in INTEGERS and torch.float32 in given) or (wanted == torch.bool and given != {torch.bool}):
             raise Refused(f"got {target} with dtype={wanted}, expected a cast ahead of it")
-        a = _as_its_type(target, a, getattr(found, "dtype", torch.float32))
-        if target == "aten.index_put.default" and isinstance(a["indices"][0], RowStarts):
-            _check_rows(node)
         made: Strided | Const | list[Strided] | None = self._copied(node, target, a, sizes, found)
         if made is None:
             try:
-                made = operation(self.emitter, target, a)
-            except (
-                AttributeError,
-                KeyError,
-                IndexError,
-                TypeError,
-                RuntimeError,
-            ) as error:  # of operands that nobody thought of
-                what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                made = operation(self.emitter, target, as_its_type(target, a, getattr(found, "dtype", torch.float32)))
+            except _UNTHOUGHT as error:
+                what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                 raise Refused(f"got {target} of such operands ({what}), expected another spelling") from error
         if isinstance(made, Const):
             return made
@@ -200,83 +179,21 @@ class Lowering:
     ) -> Strided | Const | None:
         """What a call writes over a value, none of which is left."""
         if target == "aten.zero.default":
-            return self._filled(target, {}, sizes, found)
+            return filled(target, {}, sizes, found.dtype)
         if target != "aten.copy.default":
             return None
         if isinstance(a["src"], Strided):
             before = node.args[1].meta["val"].dtype  # type: ignore[union-attr]
             return expanded(self._cast(a["src"], before, found.dtype), sizes)
-        counts = [s.count for s in sizes]
-        return Const(
-            a["src"].tensor.to(found.dtype).expand(counts), None, next((i for i, s in enumerate(sizes) if s.batch), None)
-        )
-
-    def _filled(self, target: str, a: Mapping[str, Any], sizes: Sequence[Size], found: torch.Tensor) -> Const:
-        value = a.get("fill_value", a.get("s"))
-        value = value if value is not None else float("ones" in target)
-        batch = next((i for i, s in enumerate(sizes) if s.batch), None)
-        return Const(torch.full([s.count for s in sizes], value, dtype=found.dtype), None, batch)
-
-    def _constant(self, node: fx.Node, target: str, a: dict[str, Any], sizes: Sequence[Size]) -> Any:
-        """Worked out now, for a batch of one row where a batch is asked for."""
-        sized = any(isinstance(v, Size | RowStarts) for v in _flat(a))
-        if target.startswith("aten.arange.") and isinstance(a["end"], Size) and a.get("start", 0) == 0:
-            return RowStarts(a.get("step", 1))
-        if sized and target not in ("aten.expand.default", "aten.repeat.default", "aten.view.default", "aten.reshape.default"):
-            raise Refused(f"got {target} with the rows of the batch, expected each row to be computed from itself")
-        arguments = node.target._schema.arguments  # type: ignore[union-attr]
-        positional = [_real(a[s.name]) for s in arguments if not s.kwarg_only]
-        named = {s.name: _real(a[s.name]) for s in arguments if s.kwarg_only}
-        with torch.no_grad():
-            made = node.target(*positional, **named)  # type: ignore[operator]
-        batch = next((i for i, s in enumerate(sizes) if s.batch), None)
-        if not sized and isinstance(made, torch.Tensor) and not _alike(node, a, made, batch):
-            raise Refused(f"got {target} over the rows of a constant, expected each row to be computed from itself")
-        name = next((v.name for v in a.values() if isinstance(v, Const)), None) if target in SAME else None
-        if isinstance(made, list | tuple):
-            return [Const(m) for m in made]
-        return Const(made, name, batch)
+        return Const(a["src"].tensor.to(found.dtype).expand([s.count for s in sizes]), None, batch_of(sizes))
 
 
-def _alike(node: fx.Node, a: Mapping[str, Any], made: torch.Tensor, batch: int | None) -> bool:
-    """Whether constants of two rows give what those of one gave, row by row."""
-    if all(not isinstance(v, Const) or v.batch_dim is None for v in _flat(a)):
-        return True
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    positional = [_real(a[s.name], 2) for s in arguments if not s.kwarg_only]
-    named = {s.name: _real(a[s.name], 2) for s in arguments if s.kwarg_only}
-    with torch.no_grad():
-        two = node.target(*positional, **named)  # type: ignore[operator]
-    wanted = made if batch is None else made.repeat_interleave(2, batch)
-    return bool(two.shape == wanted.shape and torch.allclose(two.float(), wanted.float(), equal_nan=True))
-
-
-def _as_its_type(target: str, a: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """A number that is put into integers or truths is one itself. Powers of integers are whole where they are no fractions."""
-    whole = dtype in INTEGERS
-    if (whole or dtype is torch.bool) and is_number(a.get("value")):
-        value = number(a["value"])
-        return {**a, "value": int(value) if whole else bool(value)}
-    if whole and target.startswith("aten.pow."):
-        exponent = a["exponent"].tensor if isinstance(a["exponent"], Const) else a["exponent"]
-        if isinstance(exponent, Strided) or bool(torch.as_tensor(exponent < 0).any()):
-            raise Refused("got a power of integers by what may be below 0, expected numbers: .float() ahead of it")
-    return a
-
-
-def _check_rows(node: fx.Node) -> None:
-    """x[arange(n), i] writes into each row what is its own, if the numbers of the rows line up with the positions."""
-    rows, *others = [[] if i is None else list(i.meta["val"].shape) for i in node.args[1]]  # type: ignore[union-attr]
-    if any(len(o) != len(rows) for o in others) or not size_of(rows[0]).batch:
-        raise Refused("got an assignment by an index of rows of another rank, expected arange(n)[:, None] for i[n, k]")
-
-
-def _numbered(target: str, a: Mapping[str, Any], inside: Sequence[Any]) -> Any:
+def _numbered(target: str, a: Mapping[str, Any], inside: Sequence[Any], sizes: Sequence[Size]) -> RowStarts:
     """The numbers of the rows, under other sizes; they are good as an index alone."""
     whole = target == "aten.slice.Tensor" and a["start"] in (None, 0) and a["step"] == 1 and endless(a["end"])
     if not whole and target not in {*SAME, *RESHAPES, "aten.unsqueeze.default", "aten.expand.default"}:
         raise Refused(f"got {target} of the numbers of the rows, expected each row to be computed from itself")
-    return next(v for v in inside if isinstance(v, RowStarts))
+    return RowStarts(next(v.step for v in inside if isinstance(v, RowStarts)), tuple(sizes))
 
 
 def _check_sizes(made: Any, node: fx.Node) -> None:
@@ -287,21 +204,6 @@ def _check_sizes(made: Any, node: fx.Node) -> None:
         if made.sizes != sizes:
             got = [("rows" if s.count == 1 else f"{s.count} * rows") if s.batch else s.count for s in sizes]
             raise Refused(f"got a result of sizes {got}, expected each row to be computed from itself")
-
-
-def _flat(a: Mapping[str, Any]) -> list[Any]:
-    """The arguments, and what lists among them hold."""
-    return [v for value in a.values() for v in (value if isinstance(value, list | tuple) else [value])]
-
-
-def _real(value: Any, rows: int = 1) -> Any:
-    if isinstance(value, list | tuple):
-        return [_real(v, rows) for v in value]
-    if isinstance(value, Size):
-        return value.count
-    if isinstance(value, Const) and value.batch_dim is not None and rows > 1:
-        return value.tensor.repeat_interleave(rows, value.batch_dim)
-    return value.tensor if isinstance(value, Const) else value
 
 
 def _module(node: fx.Node) -> str:

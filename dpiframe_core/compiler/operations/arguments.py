@@ -44,6 +44,23 @@ def tensor(value: Any) -> Tensor:
     return value if isinstance(value, Strided | Const) else Const(torch.tensor(float(number(value))))
 
 
+def as_its_type(target: str, a: Arguments, dtype: torch.dtype) -> Arguments:
+    """A number that is put into integers or truths is one itself. `dtype`: of the call's result.
+
+    Raises:
+        Refused: it is a power of integers by what may be below 0, which torch makes whole.
+    """
+    truths, whole = dtype is torch.bool, not dtype.is_floating_point and dtype is not torch.bool
+    if (whole or truths) and is_number(a.get("value")):
+        value = number(a["value"])
+        return {**a, "value": bool(value) if truths else int(value)}
+    if whole and target.startswith("aten.pow."):
+        exponent = a["exponent"].tensor if isinstance(a["exponent"], Const) else a["exponent"]
+        if isinstance(exponent, Strided) or bool(torch.as_tensor(exponent < 0).any()):
+            raise Refused("got a power of integers by what may be below 0, expected numbers: .float() ahead of it")
+    return a
+
+
 def endless(end: Any) -> bool:
     """Whether a slice's end is that of its dimension, be it the batch."""
     return end is None or (isinstance(end, Size) and end == Size(1, True)) or (isinstance(end, int) and end >= 2**62)

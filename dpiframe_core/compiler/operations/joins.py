@@ -8,7 +8,8 @@ import torch
 
 from dpiframe_core.compiler.operations.arguments import constant
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
-from dpiframe_core.compiler.operations.strided import BATCH, Dim, Frame, Refused, Strided, frame_of, permuted, unsqueezed
+from dpiframe_core.compiler.operations.strided import BATCH, Dim, Frame, Refused, Strided, frame_of, permuted
+from dpiframe_core.compiler.operations.tensors import widened
 
 
 def cat(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
@@ -52,7 +53,7 @@ def _joined(tensors: Sequence[Tensor], frame: Frame, along: int) -> list[Tensor]
 def stack(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
     """Side by side along a new dimension."""
     dim %= max(t.rank for t in tensors if isinstance(t, Strided)) + 1
-    return cat(e, [unsqueezed(t, dim) if isinstance(t, Strided) else Const(t.tensor.unsqueeze(dim)) for t in tensors], dim)
+    return cat(e, [widened(t, dim) for t in tensors], dim)
 
 
 def padded(e: Emitter, x: Strided, pad: Sequence[int], value: float) -> Strided:

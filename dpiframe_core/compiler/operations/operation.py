@@ -22,7 +22,8 @@ from dpiframe_core.compiler.operations.positions import (
 from dpiframe_core.compiler.operations.products import attention, bilinear, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, group_norm, layer_norm, reduced
 from dpiframe_core.compiler.operations.scattered import copied_at, filled_at, put_in_rows, scattered, written_over
-from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh, unsqueezed
+from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh
+from dpiframe_core.compiler.operations.tensors import sizes_of, widened
 from dpiframe_core.graph.aten import Constant
 from dpiframe_core.graph.graph import Node
 from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
@@ -90,10 +91,7 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | Const | list[S
             assert isinstance(spread, Strided)
             return [spread, _reduced(e, "aten.mean.dim", a)]
         case "aten.cdist.default":
-            x, y = (
-                unsqueezed(v, v.rank - at) if isinstance(v, Strided) else Const(v.tensor.unsqueeze(-1 - at))
-                for v, at in ((a["x1"], 1), (a["x2"], 2))
-            )
+            x, y = (widened(v, len(sizes_of(v)) - at) for v, at in ((a["x1"], 1), (a["x2"], 2)))
             apart = binary(e, "sub", {"self": x, "other": y})
             return reduced(e, "aten.linalg_vector_norm", apart, [-1], float(a["p"]), keep=False)
         case "aten.gelu.default":

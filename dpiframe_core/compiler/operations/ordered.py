@@ -24,8 +24,8 @@ def median(e: Emitter, a: Arguments) -> list[Strided]:
 
 def quantile(e: Emitter, a: Arguments) -> Strided:
     """Between the two elements next to it, in proportion."""
-    if a["dim"] is None or a["interpolation"] != "linear":
-        raise Refused(f"got a quantile along {a['dim']}, {a['interpolation']}, expected one along a dimension, linear")
+    if a["interpolation"] != "linear":
+        raise Refused(f"got a quantile, {a['interpolation']}, expected a linear one")
     rank = number(a["q"]) * (a["self"].size(a["dim"]) - 1)
     below, (low, _) = floor(rank), kth(e, a, floor(rank))
     if rank > below:

@@ -18,9 +18,13 @@ _MOST_CLASSES = 1 << 10  # their table has as many rows and columns
 
 @dataclass(frozen=True, slots=True)
 class RowStarts:
-    """arange(0, B * columns, step): where the bags of raw ids in a row begin; by steps of 1 the numbers of the rows."""
+    """arange(0, B * columns, step): where the bags of raw ids in a row begin; by steps of 1 the numbers of the rows.
+
+    sizes: that it has by now.
+    """
 
     step: int
+    sizes: tuple[Size, ...]
 
 
 def gathered(e: Emitter, x: Tensor, dim: int, index: Any) -> Strided:

@@ -9,6 +9,7 @@ from dpiframe_core.compiler.operations.arguments import Arguments, constant
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor, aligned
 from dpiframe_core.compiler.operations.reductions import along, reduced
 from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, permuted, squeezed, unsqueezed
+from dpiframe_core.compiler.operations.tensors import scaled, sizes_of, transposed
 
 
 def matmul(e: Emitter, a: Tensor, b: Tensor) -> Strided:
@@ -18,7 +19,7 @@ def matmul(e: Emitter, a: Tensor, b: Tensor) -> Strided:
             return e.linear(a, Const(b.tensor.t()), None)
         return squeezed(e.linear(a, Const(b.tensor[None]), None), [a.rank - 1])
     tensors = (a, b)
-    ranks = [t.rank if isinstance(t, Strided) else t.tensor.ndim for t in tensors]
+    ranks = [len(sizes_of(t)) for t in tensors]
     rank = max(ranks)
     frame = frame_of([t for t in tensors if isinstance(t, Strided)], rank)
     if min(ranks) < 2 or frame.at >= rank - 2:
@@ -68,18 +69,10 @@ def attention(e: Emitter, a: Arguments) -> Strided:
         raise Refused("got attention with dropout or grouped queries, expected none (repeat_interleave the keys' heads)")
     if isinstance(q, Const) and isinstance(k, Const):
         raise Refused("got attention of constants by constants, expected a value among queries and keys")
-    queries, keys, width = (_last(q)[0], _last(k)[0], _last(q)[1])
-    scale = float(a["scale"] if a["scale"] is not None else width**-0.5)
-    scaled = (
-        Const(q.tensor * scale, None, q.batch_dim) if isinstance(q, Const) else e.elementwise("aten.mul.Scalar", [q], [scale])
-    )
-    if isinstance(k, Const):
-        turned: Tensor = Const(k.tensor.mT, None, k.batch_dim)
-    else:
-        turned = permuted(k, [*range(k.rank - 2), k.rank - 1, k.rank - 2])
-    scores = matmul(e, scaled, turned)
+    queries, width = sizes_of(q)[-2:]
+    scores = matmul(e, scaled(e, q, float(a["scale"] if a["scale"] is not None else width**-0.5)), transposed(k))
     if a["is_causal"]:
-        mask = Const(torch.ones(queries, keys, dtype=torch.bool).tril())
+        mask = Const(torch.ones(queries, sizes_of(k)[-2], dtype=torch.bool).tril())
     if mask is None:
         return matmul(e, along(e, "aten.softmax", scores, -1), v)
     if mask.boolean if isinstance(mask, Strided) else mask.tensor.dtype == torch.bool:
@@ -91,11 +84,6 @@ def attention(e: Emitter, a: Arguments) -> Strided:
         nothing = e.elementwise("aten.eq.Scalar", [reduced(e, "aten.amax", scores, [-1], keep=True)], [-inf])
         weights = e.elementwise("aten.masked_fill.Scalar", [weights, nothing], [0.0])  # torch gives zeros, and no NaN
     return matmul(e, weights, v)
-
-
-def _last(t: Tensor) -> tuple[int, int]:
-    """The last two sizes."""
-    return (t.size(t.rank - 2), t.size(t.rank - 1)) if isinstance(t, Strided) else (t.tensor.shape[-2], t.tensor.shape[-1])
 
 
 def _hides_all(mask: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ from dpiframe_core.compiler.operations.joins import cat, selected_at
 from dpiframe_core.compiler.operations.positions import RowStarts
 from dpiframe_core.compiler.operations.reductions import reduced
 from dpiframe_core.compiler.operations.strided import BATCH, Refused, Strided, expanded, permuted, unsqueezed
+from dpiframe_core.compiler.operations.tensors import part, sizes_of, widened
 from dpiframe_core.graph.aten import Window
 
 _MOST_POSITIONS = 1 << 10  # each is compared with each that is given
@@ -28,7 +29,7 @@ def scattered(e: Emitter, x: Tensor, dim: int, index: Any, source: Any, *, add: 
     rank, dim = index.rank, dim % index.rank
     if BATCH in index.dims[dim]:
         raise Refused("got a scatter among the rows of the batch, expected each row to be computed from itself")
-    sizes, own = _sizes(x), _sizes(index)
+    sizes, own = sizes_of(x), sizes_of(index)
     if len(sizes) != rank:
         raise Refused(f"got scatter at {own} into {sizes} a row, expected as many dimensions")
     count = sizes[dim]
@@ -59,31 +60,27 @@ def scattered(e: Emitter, x: Tensor, dim: int, index: Any, source: Any, *, add: 
 def put_in_rows(e: Emitter, x: Tensor, indices: Sequence[Any], values: Any, *, add: bool) -> Strided:
     """x[arange(n), i] = values, or with `arange(n)[:, None]` several of each row; positions below 0 count from the end."""
     rows, *others = indices
-    if not (isinstance(rows, RowStarts) and rows.step == len(others) == 1 and len(_sizes(x)) == 2 and _in_front(x)):
+    in_front = isinstance(x, Const) or x.dims[0] == (BATCH,)
+    if not (isinstance(rows, RowStarts) and rows.step == len(others) == 1 and len(sizes_of(x)) == 2 and in_front):
         raise Refused("got an assignment by an index of rows, expected x[torch.arange(n), i] = .. of [n, columns]")
     index: Any = others[0]
-    if isinstance(index, Strided) and index.rank == 1:
-        index, values = unsqueezed(index, 1), _with_one_column(values)
-    if isinstance(index, Strided) and index.rank == 2 and not is_number(values):
-        values = _broadcast(values, index)
-    if isinstance(index, Strided) and not _known(e, index, _sizes(x)[1]):
+    if not isinstance(index, Strided) or index.rank != len(rows.sizes) or not rows.sizes[0].batch:
+        raise Refused("got an assignment by an index of rows of another rank, expected arange(n)[:, None] for i[n, k]")
+    if index.rank == 1:
+        index = unsqueezed(index, 1)
+        values = widened(values, 1) if len(sizes_of(values)) == 1 else values
+    count = sizes_of(x)[1]
+    if not _known(e, index, count):
         below = e.elementwise("aten.lt.Scalar", [index], [0])
-        index = e.elementwise("aten.where", [below, e.elementwise("aten.add.Scalar", [index], [_sizes(x)[1]]), index])
-    return scattered(e, x, 1, index, values, add=add)
+        index = e.elementwise("aten.where", [below, e.elementwise("aten.add.Scalar", [index], [count]), index])
+    return scattered(e, x, 1, index, values if is_number(values) else _repeated(values, index), add=add)
 
 
-def _with_one_column(values: Any) -> Any:
-    if isinstance(values, Strided) and values.rank == 1:
-        return unsqueezed(values, 1)
-    if isinstance(values, Const) and values.tensor.ndim == 1:
-        return Const(values.tensor.unsqueeze(1), None, values.batch_dim)
-    return values
-
-
-def _broadcast(values: Tensor, index: Strided) -> Tensor:
+def _repeated(values: Tensor, index: Strided) -> Tensor:
+    """Values for each of several positions, of which each row, or all rows, have one or as many."""
     if isinstance(values, Strided):
         return expanded(values, index.sizes) if values.rank == 2 and values.size(1) == 1 else values
-    return Const(values.tensor.expand(1, index.size(1)), None, 0) if values.tensor.ndim < 3 else values
+    return Const(values.tensor.expand(1, index.size(1)), None, 0)
 
 
 def filled_at(e: Emitter, x: Strided, dim: int, index: Any, value: Any) -> Strided:
@@ -98,8 +95,8 @@ def filled_at(e: Emitter, x: Strided, dim: int, index: Any, value: Any) -> Strid
 
 def written_over(e: Emitter, x: Tensor, source: Tensor, a: Arguments) -> Tensor:
     """torch.slice_scatter: others in the place of a slice's elements, as x[:, 1:] = .. has it."""
-    rank = len(_sizes(x))
-    dim, count = a["dim"] % rank, _sizes(x)[a["dim"] % rank]
+    dim = a["dim"] % len(sizes_of(x))
+    count = sizes_of(x)[dim]
     in_rows = BATCH in x.dims[dim] if isinstance(x, Strided) else dim == x.batch_dim
     if in_rows:
         if a["start"] not in (None, 0) or a["step"] != 1 or not endless(a["end"]):
@@ -108,16 +105,9 @@ def written_over(e: Emitter, x: Tensor, source: Tensor, a: Arguments) -> Tensor:
     at = range(count)[slice(a["start"], a["end"], a["step"])]
     if a["step"] != 1 or not at:
         return copied_at(e, x, dim, Const(torch.tensor(list(at))), source) if at else x
-    parts = [_part(e, x, dim, 0, at.start), source, _part(e, x, dim, at.stop, count)]
-    return cat(e, [part for part in parts if part is not None], dim)
-
-
-def _part(e: Emitter, x: Tensor, dim: int, start: int, stop: int) -> Tensor | None:
-    if start == stop:
-        return None
-    if isinstance(x, Strided):
-        return e.sliced(x, dim, start, stop - start)
-    return Const(x.tensor.narrow(dim, start, stop - start), None, x.batch_dim)
+    ahead = [part(e, x, dim, 0, at.start)] if at.start else []
+    behind = [part(e, x, dim, at.stop, count - at.stop)] if at.stop < count else []
+    return cat(e, [*ahead, source, *behind], dim)
 
 
 def copied_at(e: Emitter, x: Tensor, dim: int, index: Any, source: Tensor) -> Strided:
@@ -138,27 +128,16 @@ def _within_rows(x: Strided, dim: int) -> None:
         raise Refused("got elements put among the rows of the batch, expected each row to be computed from itself")
 
 
-def _sizes(t: Tensor) -> list[int]:
-    if isinstance(t, Strided):
-        return [t.size(d) for d in range(t.rank)]
-    return [1 if d == t.batch_dim else n for d, n in enumerate(t.tensor.shape)]
-
-
 def _given(e: Emitter, source: Any, own: list[int]) -> Tensor:
     """As many of the source's elements as there are positions, with a dimension behind them."""
     if is_number(source):
         return Const(torch.tensor(float(number(source))))
-    sizes = _sizes(source)
+    sizes = sizes_of(source)
     if len(sizes) != len(own) or any(n < wanted for n, wanted in zip(sizes, own, strict=True)):
         raise Refused(f"got scatter of {sizes} at {own} positions a row, expected an element for each")
     for d, n in enumerate(own):
-        if sizes[d] > n and isinstance(source, Strided):
-            source = e.sliced(source, d, 0, n)
-        elif sizes[d] > n:
-            source = Const(source.tensor.narrow(d, 0, n), None, source.batch_dim)
-    if isinstance(source, Strided):
-        return unsqueezed(source, source.rank)
-    return Const(source.tensor.unsqueeze(-1), None, source.batch_dim)
+        source = part(e, source, d, 0, n)
+    return widened(source, len(own))
 
 
 def _checked(e: Emitter, made: Strided, index: Strided, hits: Strided, dim: int, count: int) -> Strided:
@@ -179,7 +158,3 @@ def _known(e: Emitter, index: Strided, count: int) -> bool:
         return False
     dim = call.args[0][0] if isinstance(call.args[0], tuple) else call.args[0]
     return isinstance(dim, int) and call.operands[0].sizes[dim - 1] <= count
-
-
-def _in_front(x: Tensor) -> bool:
-    return isinstance(x, Const) or x.dims[0] == (BATCH,)

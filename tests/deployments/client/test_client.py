@@ -328,7 +328,7 @@ def test_several_users_are_scored_together_as_each_alone(live: LiveApp) -> None:
         ValueError, match=r"^requests\[1\]: got other features than requests\[0\] on a side, expected the same$"
     ):
         client.score_together([users[0], (users[1][0], {})])
-    with pytest.raises(ValueError, match=r"^requests\[0\]: got 3 values of site, expected 2, as of the others$"):
+    with pytest.raises(ValueError, match=r"^requests\[0\]\.site: got 3 values, expected 2, as of item$"):
         client.score_together([({**users[0][0], "item": [1, 2]}, {"user": 1})])
     with pytest.raises(ValueError, match=r"^requests\[1\]\.candidates: got none, expected at least one$"):
         client.score_together([users[0], (dict.fromkeys(users[0][0], ()), {"user": 1})])

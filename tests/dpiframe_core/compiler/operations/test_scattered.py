@@ -160,7 +160,7 @@ class Step(nn.Module):
         (lambda h: h.scatter(0, torch.zeros_like(h, dtype=torch.long), h), "got scatter at constant positions, expected"),
         (lambda h: h.scatter(0, h.argmax(1, keepdim=True), h), "got a scatter among the rows of the batch"),
         (lambda h: h.scatter(1, h[..., :3].argmax(1, keepdim=True), h), r"got scatter of \[1, 1, 3\] into \[1, 4, 8\] a row"),
-        (lambda h: h.quantile(0.3, 1, interpolation="nearest"), "got a quantile along 1, nearest, expected one"),
+        (lambda h: h.quantile(0.3, 1, interpolation="nearest"), "got a quantile, nearest, expected a linear one"),
         (
             lambda h: h.index_put((rows(h), h[:, 0].argmax(1)), h[:, 0]),
             r"got an assignment by an index of rows, expected x\[torch.arange\(n\), i\] = .. of \[n, columns\]",
