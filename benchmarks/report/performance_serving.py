@@ -109,7 +109,8 @@ def gpus(results: Results) -> list[str]:
     rows = []
     for model, candidates, about, system, file in (
         ("demo", 100, "the demo model, direct port, eight ingresses a GPU", FANIN_DIRECT, "serving-gpus-direct.json"),
-        ("demo", 100, "the demo model, direct port, six ingresses", FANIN_DIRECT, "serving-gpus-direct-six.json"),
+        ("demo", 100, "the demo model, direct port, six ingresses a GPU", FANIN_DIRECT, "serving-gpus-direct-six.json"),
+        ("demo", 100, "the demo model, direct port, six ingresses, another host", FANIN_DIRECT, "serving-gpus-direct-one.json"),
         ("demo", 100, "the demo model, HAProxy", FANIN, "serving-gpus-haproxy.json"),
         ("demo", 100, "the same before C read HAProxy's requests", FANIN, "serving-gpus.json"),
         (WIDE, 1000, "dense layers 4,096 wide, HAProxy", FANIN, "serving-gpus.json"),

@@ -63,7 +63,9 @@ def by_stage(
     """
     counts = {part: Counter[tuple[str, bool, str]]() for part in by_part}
     for sample in samples:
-        part = parts[sample.pid]
+        part = parts.get(sample.pid)
+        if part is None:  # a program that one of ours has run meanwhile
+            continue
         counts[part][stage_of(sample, part), sample.in_kernel, function_of(sample)] += 1
     stages = {stage: [0.0, 0.0] for stage in STAGES}
     functions = Counter[tuple[str, str]]()

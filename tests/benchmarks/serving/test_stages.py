@@ -76,6 +76,7 @@ def test_a_sample_is_of_one_stage(sample: Sample, part: str, stage: str) -> None
 def test_the_stages_take_what_the_processes_take() -> None:
     sockets = at(("__x64_sys_sendmsg", "[kernel.kallsyms]"), ("dpi_first_pushed", LISTENER), pid=1)
     samples = [*[sockets] * 3, at(("dpi_http_head", LISTENER), pid=1), at(("h1_send", "/srv/haproxy"), pid=2)]
+    samples.append(at(("main", "/usr/bin/cc"), pid=3))  # a program that one of these has run
     spent = dict.fromkeys(PARTS, (0.0, 0.0)) | {
         "ingress": (6.0, 2.0),
         "haproxy": (20.0, 21.0),

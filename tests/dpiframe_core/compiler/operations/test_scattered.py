@@ -78,6 +78,9 @@ ORDERED = {
     "decimals": lambda h: (h * 100).round(decimals=1) + (h * 100).round(decimals=-2) + h.round(decimals=0),
     "limits": lambda h: (1 / h.relu()).isinf() * 2 + h,
 }
+TRACES_QUANTILES = torch.__version__ >= "2.13"  # 2.11 cannot for any number of rows
+if not TRACES_QUANTILES:
+    del ORDERED["quantile"]
 
 
 @pytest.mark.parametrize("device", BACKENDS)
@@ -135,7 +138,7 @@ def test_a_position_that_is_none_gives_no_number(add, device):
 
 
 @pytest.mark.parametrize("device", BACKENDS)
-@pytest.mark.parametrize("name", ["median", "quantile", "k-th"])
+@pytest.mark.parametrize("name", [name for name in ("median", "quantile", "k-th") if name in ORDERED])
 def test_order_statistics_of_what_has_a_nan_are_torchs(name, device):
     h = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1))
     h[1, 2, 3] = torch.nan
@@ -160,7 +163,10 @@ class Step(nn.Module):
         (lambda h: h.scatter(0, torch.zeros_like(h, dtype=torch.long), h), "got scatter at constant positions, expected"),
         (lambda h: h.scatter(0, h.argmax(1, keepdim=True), h), "got a scatter among the rows of the batch"),
         (lambda h: h.scatter(1, h[..., :3].argmax(1, keepdim=True), h), r"got scatter of \[1, 1, 3\] into \[1, 4, 8\] a row"),
-        (lambda h: h.quantile(0.3, 1, interpolation="nearest"), "got a quantile, nearest, expected a linear one"),
+        pytest.param(
+            lambda h: h.quantile(0.3, 1, interpolation="nearest"), "got a quantile, nearest, expected a linear one",
+            marks=pytest.mark.skipif(not TRACES_QUANTILES, reason="torch cannot trace it"),
+        ),
         (
             lambda h: h.index_put((rows(h), h[:, 0].argmax(1)), h[:, 0]),
             r"got an assignment by an index of rows, expected x\[torch.arange\(n\), i\] = .. of \[n, columns\]",
