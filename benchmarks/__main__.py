@@ -28,7 +28,9 @@ def report(
         Path | None, typer.Argument(help="a machine's results; default: of every machine, and both pages")
     ] = None,
 ) -> None:
-    """Writes each machine's RESULTS.md and plots, README's table and picture, and docs/performance*.md, from the JSON alone."""
+    """Writes each machine's RESULTS.md and plots, README's table and picture, docs/performance*.md, and the figures of
+    `dpiframe capacity`, from the JSON alone."""
+    from benchmarks.records import capacity_figures
     from benchmarks.report import pages, results_page
 
     if folder:
@@ -36,6 +38,7 @@ def report(
         return
     for page in pages.write():
         typer.echo(page)
+    capacity_figures.write()
 
 
 if __name__ == "__main__":
