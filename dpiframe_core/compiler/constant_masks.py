@@ -1,6 +1,7 @@
-"""Masks that no batch changes, where a module selects by them: a trace gets the positions of what is true.
+"""Masks and positions that no batch changes, where a module selects by them: a trace gets the positions of what is true.
 
-torch.export takes a mask for values of the batch, so that what it selects would have another size in every call.
+torch.export takes a mask for values of the batch, so that what it selects would have another size in every call. So what a
+module makes of constants alone is worked out beside the trace.
 """
 
 import re
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dpiframe_core.errors import InputError
 
@@ -22,6 +23,9 @@ _NAMES = """unsqueeze squeeze view reshape flatten unflatten expand expand_as re
     logical_not logical_and logical_or logical_xor bitwise_not bitwise_and bitwise_or bitwise_xor __invert__ __and__ __or__
     __xor__ __rand__ __ror__ __rxor__ __getitem__ tril triu diagonal flip roll"""
 _OF_MASKS = frozenset(_NAMES.split())
+_SIZED_BY_VALUES = {"nonzero", "argwhere", "combinations", "masked_select", "repeat_interleave", "where"}
+_RANDOM = re.compile("rand|normal|bernoulli|multinomial|dropout|poisson|exponential|uniform|geometric|cauchy|empty")
+_MOST = 1 << 20  # elements of one that is worked out
 
 
 @contextmanager
@@ -45,12 +49,17 @@ def known_masks(module: nn.Module) -> Iterator[None]:
 
 
 class _ByPosition(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._worked_out: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of a tensor of the trace: it, and its values
+        self._own: set[int] = set()  # the memory of those, but for what is a part of a constant of the module
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
+        named, name = kwargs or {}, getattr(func, "__name__", "")
         if func is torch.masked_select or func is Tensor.masked_select:
             given: Any = (*args, *named.values())
-            x, mask = given
-            if _is_known(mask):
+            x, mask = given[0], self._mask(given[1])
+            if mask is not None and not self._is_constant(x):
                 mask = _without_ones(mask)
                 sizes = x.shape[-mask.ndim :]
                 if mask.ndim < x.ndim and all(isinstance(size, int) for size in sizes):
@@ -58,17 +67,65 @@ class _ByPosition(TorchFunctionMode):
                         mask = mask.expand(sizes)
                     return x[(..., *_true_in(mask))].flatten()
         elif args and type(args[0]) is Tensor:  # a batch's are not
-            name = getattr(func, "__name__", "")
             if _is_known(args[0]) and _changes(name):
                 raise InputError.worded("module", f"a mask that {name} changes", "a mask that stays as it is")
             if name in _OF_MASKS and all(map(_is_known_or_size, tree_leaves((args, named)))):
                 with _disable_current_modes():  # a mask of masks is known, too
                     return func(*args, **named)
-        elif func is Tensor.__getitem__:
+        elif func is Tensor.__getitem__ and not self._is_constant(args[0]):
             parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if any(map(_is_known, parts)):
-                return args[0][tuple(i for part in parts for i in (_true_in(part) if _is_known(part) else [part]))]
-        return func(*args, **named)
+            masks = [self._mask(part) for part in parts]
+            if any(mask is not None for mask in masks):
+                whole = zip(parts, masks, strict=True)
+                return args[0][tuple(i for part, mask in whole for i in ([part] if mask is None else _true_in(mask)))]
+        return self._beside(func, name, args, named)
+
+    def _beside(self, func: Any, name: str, args: Any, named: Any) -> Any:
+        """Calls it; and if it makes a tensor of constants alone, works that out, too, without the trace."""
+        leaves = tree_leaves((args, named))
+        alone = all(self._is_constant(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        if not alone or name == "__get__" or _RANDOM.search(name) or any(isinstance(leaf, torch.SymInt) for leaf in leaves):
+            if _changes(name):
+                self._forget(args[0])
+            return func(*args, **named)
+        if _changes(name) and (args[0] is self._values(args[0]) or _memory(self._values(args[0])) not in self._own):
+            self._forget(args[0])  # the module's own constant, or a part of one: it stays as it is
+            return func(*args, **named)
+        own_args, own_named = tree_map(self._values, (args, named))
+        if name in _SIZED_BY_VALUES and (name != "where" or len(args) == 1) and args:
+            with _disable_current_modes():
+                return func(*own_args, **own_named)
+        made = func(*args, **named)
+        found = [] if made is None else tree_leaves(made)
+        if all(isinstance(one, Tensor) and type(one) is not Tensor and one.numel() <= _MOST for one in found):
+            given = {_memory(value) for value in tree_leaves((own_args, own_named)) if isinstance(value, Tensor)}
+            with _disable_current_modes():
+                values = tree_leaves(func(*own_args, **own_named))
+            self._own |= {_memory(value) for value in values[: len(found)]} - given
+            self._worked_out |= {id(one): (one, value) for one, value in zip(found, values, strict=False)}
+        return made
+
+    def _is_constant(self, x: Any) -> bool:
+        return id(x) in self._worked_out or (type(x) is Tensor and not torch._is_functional_tensor(x))
+
+    def _values(self, x: Any) -> Any:
+        return self._worked_out[id(x)][1] if id(x) in self._worked_out else x
+
+    def _mask(self, x: Any) -> Tensor | None:
+        """The truths of one that is known."""
+        found = self._values(x)
+        return found if _is_known(found) else None
+
+    def _forget(self, changed: Any) -> None:
+        """What a batch's values are written into is no constant, nor what shares its memory."""
+        if id(changed) in self._worked_out:
+            memory = _memory(self._worked_out[id(changed)][1])
+            self._worked_out = {i: pair for i, pair in self._worked_out.items() if _memory(pair[1]) != memory}
+            self._own.discard(memory)
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def _changes(name: str) -> bool:

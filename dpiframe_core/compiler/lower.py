@@ -25,6 +25,7 @@ from dpiframe_core.errors import InputError
 from kernels.recurrent.attentive_gru import OPERATOR as ATTENTIVE
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default"}
+_DROPOUTS = {f"aten.{name}.default" for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")}
 # Of truths, which torch gives as truths, too.
 _COUNTING = {"add", "sum", "cumsum", "scatter_add", "scatter_reduce", "index_put"}
 # What an operation raises for operands that nobody thought of.
@@ -91,7 +92,7 @@ class Lowering:
             return made
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Refused(f"got {target}, expected an ATen operation")
-        if target == "aten.dropout.default" and not (a := self._arguments(node))["train"]:
+        if target in _DROPOUTS and not (a := self._arguments(node))["train"]:
             return a["input"]
         seeded = torch.Tag.nondeterministic_seeded in node.target.tags
         if seeded and "attention" not in target and target not in RECURRENT:  # the dropout of these is looked at there

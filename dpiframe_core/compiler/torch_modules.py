@@ -8,6 +8,7 @@ import torch
 from torch._decomp import decompositions
 from torch.nn import functional
 from torch.nn.modules import transformer
+from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
@@ -20,10 +21,26 @@ def exportable() -> Iterator[None]:
     transformer._detect_is_causal_mask = _is_said_to_be_causal
     try:
         # What each call gave is kept for another with the same shapes, which takes a fifth of a trace and finds few.
-        with config.patch(fake_tensor_cache_enabled=False):
+        with config.patch(fake_tensor_cache_enabled=False), _Instead():
             yield
     finally:
         decompositions.one_layer_lstm, transformer._detect_is_causal_mask = layer, detect
+
+
+class _Instead(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = _taken_along(*args, **kwargs or {}) if func in (torch.take_along_dim, torch.Tensor.take_along_dim) else None
+        return func(*args, **kwargs or {}) if found is None else found
+
+
+def _taken_along(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> torch.Tensor | None:
+    """torch.take_along_dim, which compares the number of rows with 1. None: it is left to torch."""
+    if dim is None or input.ndim != indices.ndim:
+        return None
+    dim %= input.ndim
+    sizes = [n if isinstance(m, int) and m == 1 else m for n, m in zip(input.shape, indices.shape, strict=True)]
+    here, there = ([*sizes[:dim], x.shape[dim], *sizes[dim + 1 :]] for x in (input, indices))
+    return input.expand(here).gather(dim, indices.expand(there))
 
 
 def _with_flat_states(kept: Any) -> Any:

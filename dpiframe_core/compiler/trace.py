@@ -40,7 +40,8 @@ _SPELLED_OUT = """absolute addcdiv addcmul arctan celu clip column_stack concat 
     not_equal pairwise_distance rms_norm roll select_scatter special_expit special_softmax subtract threshold
     tile tril triu isfinite atleast_1d atleast_3d _fused_rms_norm true_divide frac rot90 aminmax nansum nanmean
     count_nonzero nan_to_num isposinf isneginf softshrink hardshrink diag_embed linalg_matrix_norm heaviside sgn sinc
-    special_entr isin upsample_nearest1d linalg_norm outer ger"""
+    special_entr isin upsample_nearest1d linalg_norm outer ger trapezoid tensordot upsample_linear1d pixel_shuffle baddbmm
+    logaddexp2 ldexp isclose msort linalg_matrix_power deg2rad rad2deg"""
 
 # What torch has no other calls for in a table, but in its own code.
 _OF_OTHERS = """adjoint atleast_2d broadcast_to cartesian_prod dsplit hsplit mH mT matrix_H moveaxis movedim narrow numpy_T

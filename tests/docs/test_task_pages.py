@@ -30,7 +30,7 @@ SAID = {  # page -> what each of its commands prints, or writes
     "tuning": ["max_batch_rows: 4096"],
     "profile": ["", "Plan: breadth_first"],
     "compress": ["golden rows"],
-    "capacity": ["needed      2 nodes: 2 GPUs, 2 engines, 16 ingresses, 32 cores"],
+    "capacity": ["needed      2 nodes: 2 GPUs, 2 engines, 12 ingresses, 32 cores"],
     "placement": ["predicted lookup of 1,000 rows"],
 }
 BLOCKS = [

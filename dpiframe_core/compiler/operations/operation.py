@@ -21,7 +21,7 @@ from dpiframe_core.compiler.operations.positions import (
 )
 from dpiframe_core.compiler.operations.products import attention, bilinear, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, group_norm, layer_norm, reduced
-from dpiframe_core.compiler.operations.scattered import copied_at, filled_at, put_in_rows, scattered, written_over
+from dpiframe_core.compiler.operations.scattered import added_at, copied_at, filled_at, put_in_rows, scattered, written_over
 from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh
 from dpiframe_core.compiler.operations.tensors import sizes_of, widened
 from dpiframe_core.graph.aten import Constant
@@ -218,6 +218,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | Const | list[S
             return filled_at(e, a["self"], a["dim"], a["index"], a["value"])
         case "aten.slice_scatter.default":
             return written_over(e, a["self"], a["src"], a)
+        case "aten.index_add.default":
+            return added_at(e, a["self"], a["dim"], a["index"], a["source"], number(a["alpha"]))
         case "aten.index_copy.default":
             return copied_at(e, a["self"], a["dim"], a["index"], a["source"])
         case "aten.median.dim":

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from dpiframe_core.compiler.operations.arguments import Arguments, constant, endless, is_number, number
+from dpiframe_core.compiler.operations.arithmetic import binary
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
-from dpiframe_core.compiler.operations.joins import cat, selected_at
+from dpiframe_core.compiler.operations.joins import cat, padded, selected_at
 from dpiframe_core.compiler.operations.positions import RowStarts
 from dpiframe_core.compiler.operations.reductions import reduced
 from dpiframe_core.compiler.operations.strided import BATCH, Refused, Strided, expanded, permuted, unsqueezed
@@ -121,6 +122,21 @@ def copied_at(e: Emitter, x: Tensor, dim: int, index: Any, source: Tensor) -> St
     for i, position in enumerate(positions.tolist()):
         chosen[position] = count + i
     return selected_at(e, cat(e, [x, source], dim), dim, Const(chosen))
+
+
+def added_at(e: Emitter, x: Tensor, dim: int, index: Any, source: Strided, alpha: float) -> Tensor:
+    """torch.index_add: others added at constant positions of one dimension, in the order that they have."""
+    sizes, dim = sizes_of(x), dim % source.rank
+    _within_rows(source, dim)
+    positions = [int(p) for p in constant(index).tensor.flatten()]
+    ended = padded(e, source, [*[0, 0] * (source.rank - 1 - dim), 0, 1], 0)  # with nothing to add behind it
+    while positions.count(-1) < len(positions):
+        chosen = [len(positions)] * sizes[dim]
+        for i, position in enumerate(positions):
+            if position >= 0 and chosen[position] == len(positions):
+                chosen[position], positions[i] = i, -1
+        x = binary(e, "add", {"self": x, "other": selected_at(e, ended, dim, Const(torch.tensor(chosen))), "alpha": alpha})
+    return x
 
 
 def _within_rows(x: Strided, dim: int) -> None:
