@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from deployments.config_tables import TablesHome
+from deployments.config_tables import Place, TablesHome
 from dpiframe_core.strict import Name, Strict, Version
 
 
@@ -27,7 +27,7 @@ class ModelRef(Strict):
     `tables`: where its rows lie; by default all in the memory of each device.
     """
 
-    path: Annotated[str, Field(min_length=1)]
+    path: Place
     name: Name | None = None
     version: Version | None = None
     tables: TablesHome | None = None

@@ -6,6 +6,10 @@ from pydantic import Field, model_validator
 
 from dpiframe_core.strict import Strict
 
+Place = Annotated[
+    str, Field(min_length=1, pattern=r"^[^\x00]*$")
+]  # of files: a path of no file would be a ValueError, not an error of files
+
 
 class RemoteTables(Strict):
     """Processes on any nodes of the cluster that answer for rows of files, in the place of each replica's own disk.
@@ -36,7 +40,7 @@ class TablesHome(Strict):
     """
 
     hbm_gib: Annotated[float, Field(gt=0)] | None = None
-    placement: Annotated[str, Field(min_length=1)] | None = None
+    placement: Place | None = None
     host_folder: Annotated[str, Field(pattern="^/")] | None = "/dev/shm"
     host_gib: Annotated[float, Field(ge=0)] | None = None
     ahead_mib: Annotated[float, Field(gt=0)] = 256

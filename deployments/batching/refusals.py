@@ -29,8 +29,9 @@ def check_room(rows: int, waiting: int, bound: int, seconds_per_row: float | Non
 
 
 def queue_full(waiting: int, most: int, retry_s: float) -> Overloaded:
-    """For a request before which at most `most` rows may wait."""
-    return Overloaded(f"queue: got {waiting} rows waiting, expected at most {most}", retry_s)
+    """For a request before which at most `most` rows may wait. So many wait now: fewer than when it was refused, perhaps."""
+    got = waiting if waiting > most else f"more than {most}"
+    return Overloaded(f"queue: got {got} rows waiting, expected at most {most}", retry_s)
 
 
 def retry_after_s(rows: int, seconds_per_row: float | None) -> float:

@@ -57,6 +57,8 @@ class AsgiCall:
         body = b"".join(self._parts)
         if not any(name == b"content-length" for name, _ in headers):
             headers.append((b"content-length", b"%d" % len(body)))
+        if not any(name == b"x-request-id" for name, _ in headers):
+            headers.append((b"x-request-id", answers.request_id_of(self._scope["headers"]).encode("ascii")))
         self._end(Answer(self._status, tuple(headers), b"" if self._scope["method"] == "HEAD" else body, "ok"), close)
 
     def _end(self, answer: Answer, close: bool) -> None:

@@ -27,6 +27,12 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.1  # so often, at least, clients that are too slow are looked for, and what C has answered is counted
 _FLUSH = 16  # requests after which a round has what it has sent looked at
 _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_EXPECTED = {
+    408: "it within 30 s of their first byte",
+    417: "100-continue or none",
+    431: "fewer",
+    503: "fewer, or one request after the other",
+}
 _CODES = {400: "bad_request", 408: "slow_headers", 417: "expectation_failed", 431: "headers_too_large", 503: "unavailable"}
 
 
@@ -159,7 +165,7 @@ class DirectServer:
         if received.apart:
             headers = headers + header_lines(received.apart.removesuffix(b"\r\n").split(b"\r\n"))
         if fault is not None and fault[0].isdigit():
-            self._put(key, _unreadable(fault), True)
+            self._put(key, _unreadable(fault, head, headers), True)
             return None
         if not (self._at_serve is not None and head.for_serve) and self._routes.takes(head, received):
             request = self._routes.begin(head, headers, received)
@@ -224,8 +230,9 @@ def _flush(scorers: Iterable[Scorer]) -> None:
         scorer.flush()
 
 
-def _unreadable(fault: str) -> Answer:
-    """What came is no request."""
-    status = int(fault[:3])
-    message = f"request: got {fault[4:]}, expected HTTP/1.1 as RFC 9112 has it"
-    return answers.plain_error(status, _CODES[status], message, secrets.token_hex(8))
+def _unreadable(fault: str, head: RequestHead | None = None, headers: Iterable[Header] = ()) -> Answer:
+    """What came is no request. `head`: of one whose head is one."""
+    status, request_id = int(fault[:3]), answers.request_id_of(headers)
+    message = f"request: got {fault[4:]}, expected {_EXPECTED.get(status, 'HTTP/1.1 as RFC 9112 has it')}"
+    refusal = rest.plain_error if head is not None and head.of_protocol else answers.plain_error
+    return refusal(status, _CODES[status], message, request_id)

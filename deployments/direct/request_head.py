@@ -70,8 +70,9 @@ def _read(head: bytes, prefix: str) -> RequestHead:
     first, *lines = head.removesuffix(b"\r\n").split(b"\r\n")
     method, target, version = first.split(b" ")
     headers = header_lines(lines)
-    whole = unquote_to_bytes(target.partition(b"?")[0]).decode("utf-8", "replace")
-    path = whole.removeprefix(prefix) if whole == prefix or whole.startswith(prefix + "/") else None
+    whole, before = target.partition(b"?")[0], prefix.encode()
+    below = whole == before or whole.startswith(before + b"/")  # as it was sent: who filters paths in front sees the same
+    path = unquote_to_bytes(whole.removeprefix(before)).decode("utf-8", "replace") if below else None
     infer, steps = None, (path or "").split("/")
     if method == b"POST" and steps[:3] == ["", "v2", "models"] and steps[-1] == "infer":
         if len(steps) == 5:

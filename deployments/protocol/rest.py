@@ -175,7 +175,12 @@ def error_answer(error: DPIFrameError, request_id: str) -> Answer:
 
 
 def internal_error(request_id: str) -> Answer:
-    return json_answer(500, request_id, {"error": answers.internal_message(request_id)}, "internal")
+    return plain_error(500, "internal", answers.internal_message(request_id), request_id)
+
+
+def plain_error(status: int, code: str, message: str, request_id: str) -> Answer:
+    """As `answers.plain_error`, in the protocol's form."""
+    return json_answer(status, request_id, {"error": message}, code)
 
 
 def scores_answer(served: ServedModel, request: InferRequest, job: Job, scores: Floats) -> Answer:

@@ -32,8 +32,8 @@ static const char *request_line(Text line, Head *head) {
     while (at < line.size && TOKEN[(uint8_t)line.at[at]]) ++at;
     if (!at || at > METHOD_BYTES || at == line.size || line.at[at] != ' ') return "400 a request line without a method";
     const size_t target = ++at;
-    while (at < line.size && line.at[at] > ' ' && line.at[at] < 127) ++at;
-    if (at == target || line.at[target] != '/') return "400 a target that is no path";
+    while (at < line.size && line.at[at] > ' ' && line.at[at] < 127 && line.at[at] != '#') ++at;
+    if (at == target || line.at[target] != '/' || (at < line.size && line.at[at] == '#')) return "400 a target that is no path";
     const Text version = {line.at + at, line.size - at};
     if (version.size != 9 || memcmp(version.at, " HTTP/1.", 8) || (version.at[8] != '0' && version.at[8] != '1'))
         return "400 a request line that does not end in HTTP/1.1 or HTTP/1.0";
@@ -49,9 +49,13 @@ typedef struct {
 static const char *framing(Text name, Text value, Head *head, Said *said) {
     if (is(name, "host")) {
         if (said->hosts++) return "400 two Host headers";
+        for (size_t i = 0; i < value.size; ++i)
+            if ((uint8_t)value.at[i] <= ' ' || (uint8_t)value.at[i] > 126 || strchr("/\\@?#<>\"{}|^`", value.at[i]))
+                return "400 a Host that is no host";
     } else if (is(name, "content-length")) {
         if (said->lengths++) return "400 two Content-Length headers";
         if (!value.size) return "400 a Content-Length that is no number";
+        while (value.size > 1 && *value.at == '0') ++value.at, --value.size;
         head->body_bytes = value.size > 18 ? INT64_MAX : 0;
         for (size_t i = 0; i < value.size; ++i) {
             if (value.at[i] < '0' || value.at[i] > '9') return "400 a Content-Length that is no number";

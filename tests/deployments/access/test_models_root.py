@@ -44,6 +44,11 @@ def test_a_path_that_leads_out_is_refused(root: Path, path: str) -> None:
     assert str(caught.value).endswith(f"expected a place below models_root {str(root / 'models')!r}")
 
 
+def test_a_path_of_no_file_is_refused_by_name(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"models\.0\.path"):
+        check(root, str(root / "models" / "a\0b"))
+
+
 @pytest.mark.parametrize("name", ["model.yaml", "tables/t.safetensors", "vocab"])
 def test_a_link_inside_a_bundle_that_leads_out_is_refused(root: Path, name: str) -> None:
     link = root / "models" / "ctr" / name

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.batching.batcher import RowBatcher, Scored, _Reply
+from deployments.batching.refusals import queue_full
 from deployments.batching.row_queue import Ticket
 from deployments.metrics import BatchSeen
 from dpiframe_core.errors import DeadlineExceeded, InputError, Overloaded, TooLarge, Unavailable
@@ -585,3 +586,9 @@ def test_every_row_of_every_surviving_request_is_scored_once_in_order_and_within
     assert all(1 <= len(batch) <= max_batch_rows for batch in device.batches)
     scored = [row for batch in device.batches for row in batch]
     assert len(scored) == len(set(scored))
+
+
+def test_a_refusal_names_no_fewer_rows_than_may_wait() -> None:
+    """What waits may have been scored since."""
+    assert str(queue_full(9, 8, 0.5)).startswith("queue: got 9 rows waiting, expected at most 8")
+    assert str(queue_full(8, 8, 0.5)).startswith("queue: got more than 8 rows waiting, expected at most 8")

@@ -112,6 +112,10 @@ NO_HTTP: list[tuple[str, bytes, int]] = [
     ("trailers", post(b"0\r\nX: y\r\n\r\n", "Transfer-Encoding: chunked", length=False), 400),
     ("no host", b"GET /livez HTTP/1.1\r\n\r\n", 400),
     ("two hosts", b"GET /livez HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
+    ("a host with a user", b"GET /livez HTTP/1.1\r\nHost: b@a\r\n\r\n", 400),
+    ("a host with a blank", b"GET /livez HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
+    ("a host beyond ASCII", b"GET /livez HTTP/1.1\r\nHost: \xe9\r\n\r\n", 400),
+    ("a target with a fragment", b"GET /livez#a HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     ("a proxy's target", b"GET http://a/livez HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     ("a target with a space", b"GET /li vez HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     ("a target beyond ASCII", b"GET /\xc3\xa4 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
@@ -144,6 +148,39 @@ def test_what_is_no_request_gets_its_status_in_our_form_and_the_end_of_the_conne
             assert await polite.scores() == expected(2)
 
     assert [seen.outcome for seen in on_port(body).seen] == ["ok"]
+
+
+def test_a_length_may_begin_with_noughts_and_every_answer_has_the_id_of_its_request() -> None:
+    zeros = post(GOOD, f"Content-Length: {len(GOOD):030}", length=False)
+
+    async def body(port: Port) -> None:
+        async with port.client() as client:
+            client.send(zeros)
+            assert await client.scores() == expected(2)
+            for path in (b"/livez", b"/readyz", b"/v1/models", b"/none"):
+                client.send(b"GET %s HTTP/1.1\r\nHost: a\r\nX-Request-ID: of mine\r\n\r\n" % path)
+                assert (await client.answer())[1]["x-request-id"] == "of mine"
+            client.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert len((await client.answer())[1]["x-request-id"]) == 16
+
+    on_port(body)
+
+
+def test_a_body_that_is_none_is_told_in_the_form_of_its_route_and_by_its_id() -> None:
+    framed = "Transfer-Encoding: chunked", "X-Request-ID: of mine"
+    broken = post(b"0\r\nX: y\r\n\r\n", *framed, length=False)
+
+    async def body(port: Port) -> None:
+        for sent, ours in ((broken, True), (broken.replace(b"/v1/score", b"/v2/models/fake/infer"), False)):
+            async with port.client() as client:
+                client.send(sent)
+                status, headers, text = await client.answer()
+                assert (status, headers["x-request-id"]) == (400, "of mine")
+                error = json.loads(text)["error"]
+                message = "request: got trailers after the last chunk, expected HTTP/1.1 as RFC 9112 has it"
+                assert (error["message"] if ours else error) == message
+
+    on_port(body)
 
 
 def test_requests_behind_one_another_are_answered_in_their_order() -> None:
@@ -374,6 +411,9 @@ def test_a_mount_below_a_prefix_answers_there_and_nowhere_else() -> None:
                 assert (await client.post(f"/ctr{path}", content=b"")).status_code in (400, 405)
             assert (await client.post("/ctr/v1/score", content=GOOD)).json()["scores"] == expected(2)
             assert (await client.get("/ctr/v2/models/fake")).status_code == 200
+            assert (await client.get("/ctr/v2/mod%65ls/fake")).status_code == 200
+            for path in ("/%63tr/v1/models", "/ctr%2fv1/models", "/ctr%2Fv1%2Fmodels", "/ctrl/v1/models"):
+                assert (await client.get(path)).status_code == 404  # as HAProxy has it, and who filters paths in front
 
     Port(service, service.limits, prefix="/ctr").run(body)
 

@@ -173,6 +173,9 @@ def test_no_request_fails_while_versions_come_go_and_fail(replica: Callable[...,
         clients = [asyncio.create_task(load()) for _ in range(4)]
         for turn in range(3):
             await asked(client, "PUT", "/versions/2", path="2")
+            for given in ({"path": "a\0b"}, {"path": "2", "tables": {"placement": "a\0"}}):
+                error = refused(await client.put(f"{MODEL}/versions/bad", json=given), 422, "invalid_input")
+                assert error["where"].removeprefix("body.") in ("path", "tables.placement")
             error = refused(await client.put(f"{MODEL}/versions/bad", json={"path": "bad"}), 422, "load_failed")
             assert error["message"].endswith("bad: golden rows: got scores off by 0.1 (replica r on n)")
             assert await version_of(client) == "2"
