@@ -6,9 +6,7 @@ from pydantic import Field, model_validator
 
 from dpiframe_core.strict import Strict
 
-Place = Annotated[
-    str, Field(min_length=1, pattern=r"^[^\x00]*$")
-]  # of files: a path of no file would be a ValueError, not an error of files
+Place = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]  # of files; with a NUL in it none is found
 
 
 class RemoteTables(Strict):

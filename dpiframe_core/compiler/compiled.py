@@ -210,6 +210,9 @@ def _source_scores(scored: Scored, example: Mapping[str, torch.Tensor]) -> Float
     """
     with torch.no_grad():
         found = scored(*example.values())
+    rows = len(next(iter(example.values())))
+    if found.ndim == 0 or len(found) != rows:
+        raise InputError("module output", list(found.shape), f"scores of each of the {rows} rows: [rows] or [rows, tasks]")
     scores: Floats = found.detach().reshape(len(found), -1).float().numpy()
     if not (np.isfinite(scores).all() and (scores >= 0).all() and (scores <= 1).all()):
         bad = scores[~((scores >= 0) & (scores <= 1))]
@@ -222,6 +225,9 @@ def _source_scores(scored: Scored, example: Mapping[str, torch.Tensor]) -> Float
 
 def _deviation(compiled: Floats, scores: Floats) -> float:
     off = float(np.abs(compiled - scores).max())
+    if np.isnan(off):
+        rule = "numbers: no integers beyond 2^24, of which float32 does not hold each, and no positions that are none"
+        raise InputError.worded("compiled scores", "NaN", rule)
     if not off <= TOLERANCE:
         raise InputError("compiled scores", off, f"at most {TOLERANCE} between them and the module's own")
     return off

@@ -20,7 +20,10 @@ from dpiframe_core.compiler.views import INTEGERS, SAME, raw_view
 _COMPARISONS = {f"aten.{op}.{kind}" for op in ("eq", "ne") for kind in ("Scalar", "Tensor")} | {
     "aten.gt.Scalar",
     "aten.ge.Scalar",
+    "aten.lt.Scalar",
+    "aten.le.Scalar",
 }
+_OPPOSITES = {"aten.lt.Scalar": "aten.ge.Scalar", "aten.le.Scalar": "aten.gt.Scalar"}
 
 
 class RawInputs:
@@ -34,6 +37,9 @@ class RawInputs:
         look = self._lookups
         if target == "aten.embedding.default" and isinstance(a["indices"], Raw):
             return self._embedding(a["indices"], _weight(a["weight"]), a["padding_idx"])
+        index = a["indices"][0] if target == "aten.index.Tensor" and len(a["indices"]) == 1 else a.get("index")
+        if target in ("aten.index.Tensor", "aten.index_select.default") and isinstance(index, Raw) and not a.get("dim"):
+            return self._chosen(index, _weight(a["self"]))
         if target == "aten.one_hot.default" and self._is_ids(a["self"]):
             return self._embedding(a["self"], one_hot_rows(a["num_classes"]), -1)
         if "embedding_bag" in target and isinstance(a["indices"], Raw):
@@ -127,6 +133,16 @@ class RawInputs:
         there = replace(self._slots(self._lookups.there(raw), (*raw.at.shape, 1)), boolean=True)
         return self._emitter.elementwise("aten.where", [there, found, Const(weight.tensor[end])])
 
+    def _chosen(self, raw: Raw, weight: Const) -> Any:
+        """weight[ids], which may have any sizes behind the first."""
+        if weight.batch_dim is not None or not self._is_ids(raw):
+            raise Refused("got an index by numbers of the request, expected ids, or positions that are computed")
+        below = weight.tensor.shape[1:]
+        found = self._embedding(raw, replace(weight, tensor=weight.tensor.reshape(len(weight.tensor), -1)), -1)
+        if len(below) == 1 or not isinstance(found, Strided):
+            return found
+        return self._emitter.view(found, [Size(1, True), *map(Size, (*raw.at.shape, *below))])
+
     def _embedding_bag(self, a: Arguments) -> Strided:
         raw, weight, starts = a["indices"], _weight(a["weight"]), a["offsets"]
         if not isinstance(starts, RowStarts) or a["per_sample_weights"] is not None or a["include_last_offset"]:
@@ -166,10 +182,16 @@ class RawInputs:
 
     def _mask(self, target: str, a: Arguments) -> Strided | Const:
         """Whether each id is there, or lacks, from its comparison with the id that says so."""
+        if target in _OPPOSITES:
+            there = self._mask(_OPPOSITES[target], a)
+            if isinstance(there, Const):
+                return replace(there, tensor=~there.tensor)
+            return replace(self._emitter.elementwise("aten.logical_not", [there]), boolean=True)
         x, value = a["self"], a["other"]
         least = {"aten.gt.Scalar": 0, "aten.ge.Scalar": 1}.get(target)
         if isinstance(value, Const) and value.tensor.ndim == 0:
             value = value.tensor.item()
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
         if isinstance(x, Raw) and not x.flat and isinstance(value, int) and value < (least or 0):
             always = torch.full((1, *x.at.shape), not target.startswith("aten.eq"))
             return Const(always, batch_dim=0)  # no embedding takes an id below 0

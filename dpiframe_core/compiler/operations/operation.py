@@ -22,7 +22,7 @@ from dpiframe_core.compiler.operations.positions import (
 from dpiframe_core.compiler.operations.products import attention, bilinear, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, group_norm, layer_norm, reduced
 from dpiframe_core.compiler.operations.scattered import added_at, copied_at, filled_at, put_in_rows, scattered, written_over
-from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh
+from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh, unsqueezed
 from dpiframe_core.compiler.operations.tensors import sizes_of, widened
 from dpiframe_core.graph.aten import Constant
 from dpiframe_core.graph.graph import Node
@@ -124,7 +124,10 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | Const | list[S
         case "aten.masked_fill.Scalar" | "aten.masked_fill.Tensor":
             return e.elementwise("aten.masked_fill.Scalar", [a["self"], a["mask"]], [number(a["value"])])
         case "aten.index_put.default" if _is_masked(a):  # x[mask] = number
-            return e.elementwise("aten.where", [tensor(v) for v in (a["indices"][0], a["values"], a["self"])])
+            mask = a["indices"][0]
+            for _ in range(len(sizes_of(a["self"])) - mask.rank):
+                mask = unsqueezed(mask, mask.rank)
+            return e.elementwise("aten.where", [tensor(v) for v in (mask, a["values"], a["self"])])
         case "aten.softmax.int" | "aten._softmax.default" | "aten.log_softmax.int" | "aten._log_softmax.default":
             return along(e, "aten.log_softmax" if "log" in target else "aten.softmax", a["self"], a["dim"])
         case "aten.cumsum.default" | "aten.cumprod.default":
@@ -285,8 +288,7 @@ def _normed(e: Emitter, product: Node, norm: BatchNorm) -> str:
 
 
 def _is_masked(a: Arguments) -> bool:
-    """Whether one number is put where a mask of the same rank says so."""
-    (mask, *more), x, value = a["indices"], a["self"], a["values"]
-    rank = x.tensor.ndim if isinstance(x, Const) else x.rank
+    """Whether one number is put where a mask of the first dimensions says so."""
+    (mask, *more), value = a["indices"], a["values"]
     one = isinstance(value, Const) and value.tensor.numel() == 1 and not a["accumulate"]
-    return one and not more and isinstance(mask, Strided) and mask.boolean and mask.rank == rank
+    return one and not more and isinstance(mask, Strided) and mask.boolean and mask.rank <= len(sizes_of(a["self"]))

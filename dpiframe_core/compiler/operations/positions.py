@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dpiframe_core.compiler.operations.arithmetic import as_compared
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
 from dpiframe_core.compiler.operations.joins import rows_of
 from dpiframe_core.compiler.operations.reductions import reduced
@@ -78,7 +79,8 @@ def bucketed(e: Emitter, x: Strided, boundaries: Any, right: bool) -> Strided:
     """The bucket of each element: all bounds but those that it is not above. So NaN is above all, as torch has it."""
     if not isinstance(boundaries, Const) or boundaries.tensor.ndim != 1:
         raise Refused("got boundaries that depend on the batch, or several rows of them, expected one row of constants")
-    under = e.elementwise("aten.lt" if right else "aten.le", [unsqueezed(x, x.rank), boundaries])
+    name = "lt" if right else "le"
+    under = e.elementwise(f"aten.{name}", [unsqueezed(x, x.rank), as_compared(name, boundaries)])
     return e.elementwise("aten.rsub.Scalar", [reduced(e, "aten.sum", under, [-1], keep=False)], [len(boundaries.tensor)])
 
 

@@ -84,3 +84,49 @@ def test_numbers_and_positions_that_tensors_hold_are_those_numbers():
 
     x = torch.randn(7, 4, 3, generator=torch.Generator().manual_seed(6))
     torch.testing.assert_close(Lowered(function, 4, 3)(x), function(x), rtol=0, atol=1e-6)
+
+
+BOUNDS = torch.tensor([0.1, 0.3, 0.7], dtype=torch.float64)  # of which float32 holds none
+COMPARED = {
+    "gt": lambda x: x.unsqueeze(3) > BOUNDS,
+    "ge": lambda x: x.unsqueeze(3) >= BOUNDS,
+    "lt, from the left": lambda x: torch.lt(BOUNDS, x.unsqueeze(3)),
+    "le": lambda x: x.unsqueeze(3) <= BOUNDS,
+    "bucketize": lambda x: torch.bucketize(x, BOUNDS),
+    "bucketize, right": lambda x: torch.bucketize(x, BOUNDS, right=True),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_float64_constants_are_compared_as_torch_compares_them(name):
+    near = BOUNDS.float()
+    x = torch.cat([near, near.nextafter(near * 0), near.nextafter(near + 1), near + 0.05]).view(1, 4, 3)
+    assert torch.equal(Lowered(COMPARED[name], 4, 3)(x), COMPARED[name](x).float())
+
+
+def test_equality_with_float64_constants_that_float32_does_not_hold_is_refused():
+    with pytest.raises(InputError, match="got eq of values and float64 constants, expected float32 ones"):
+        Lowered(lambda x: x == BOUNDS, 4, 3)
+    assert Lowered(lambda x: x == BOUNDS.round(), 4, 3)(torch.ones(1, 4, 3)).tolist() == [[[0, 0, 1]] * 4]
+
+
+WHOLE = {
+    "times": lambda x: x.long() * 7919,
+    "plus": lambda x: (x.long() + 1) - x.long(),
+    "of sums": lambda x: x.long().sum(1) % 7,
+    "behind a view": lambda x: x.long().flatten(1)[:, 3:] * 3 + 1,
+    "squared": lambda x: x.int() ** 2,
+    "hashed": lambda x: (x.long() * 31 + 7) % 1000,
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_integers_are_those_of_torch_or_none_at_all(name):
+    """Of integers beyond 2^24 float32 does not hold each."""
+    made = Lowered(WHOLE[name], 4, 3)
+    x = torch.randint(-900, 900, (6, 4, 3), generator=torch.Generator().manual_seed(1)).float()
+    assert torch.equal(made(x), WHOLE[name](x).float())
+    beyond = made(x + (1 << 24))
+    assert beyond.isnan().any()
+    exact = WHOLE[name](x + (1 << 24)).double()
+    assert torch.equal(torch.where(beyond.isnan(), exact, beyond.double()), exact)
