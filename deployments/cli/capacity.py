@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 from dpiframe_core.errors import InputError
@@ -51,7 +51,7 @@ class Load:
 
     def __post_init__(self) -> None:
         for name, value in (("rows-per-s", self.rows_per_s), ("candidates", self.candidates)):
-            if value <= 0:
+            if not 0 < value < inf:
                 raise InputError(name, value, "more than 0")
         if not 0 <= self.headroom < 1:
             raise InputError("headroom", self.headroom, "at least 0 and less than 1")
@@ -119,7 +119,8 @@ def plan(load: Load, points: Sequence[Point]) -> Plan:
     machines = [p for p in alike if p.gpus in (load.gpus_per_node, 0) and load.topology in (None, p.topology)]
     if not machines:
         had = sorted({(p.gpus, p.topology) for p in alike})
-        raise InputError.worded("gpus-per-node and topology", f"{load.gpus_per_node} and {load.topology}", f"one of {had}")
+        got = f"{load.gpus_per_node} and {load.topology}"
+        raise InputError.worded("gpus-per-node and topology", got, f"one of {had} for {load.form} {load.way}")
     sizes = sorted({p.candidates for p in machines})
     size = next((s for s in sizes if s >= load.candidates), None)
     if size is None:

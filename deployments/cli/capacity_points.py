@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -26,7 +26,7 @@ _REACHED = 0.97  # of an offered rate: with less, what waits grows
 class _Cell(BaseModel):
     """What was asked of a service. rate: requests a second that were offered. offered: that as a share of the highest rate."""
 
-    form: Form | None = None
+    form: Form
     way: Way | None = None
     gpus: int = 1
     cores: int | None = None
@@ -51,6 +51,12 @@ class _Record(BaseModel):
     @property
     def way(self) -> Way:
         return self.cell.way or SYSTEMS[self.system][1]
+
+    @property
+    def service(self) -> tuple[object, ...]:
+        """What answers, and what it is asked."""
+        cell = self.cell
+        return self.system, self.model, self.batch, cell.form, self.way, cell.gpus, cell.cores, cell.ingress, self.ingress
 
     @property
     def closed(self) -> bool:
@@ -102,10 +108,10 @@ def read_points(path: Path) -> list[Point]:
 
 
 def _points(run: _Run, name: str) -> Iterator[Point]:
-    ours = [r for r in run.records if r.get("suite", "serving") in SUITES and r.get("system") in SYSTEMS]
+    ours = [r for r in run.records if r.get("suite", "serving") in SUITES and r.get("system") in SYSTEMS and _has_form(r)]
     records = [_Record.model_validate(r) for r in ours]
     for r in records:
-        if r.cell.form is None or r.batch is None or r.p99_us is None or not _answered(r, records):
+        if r.batch is None or r.p99_us is None or not _answered(r, records):
             continue
         rate = f"{r.cell.rate:,.0f}/s" if r.cell.rate else f"{r.cell.offered:.0%} of the highest rate"
         how = f"{r.cell.connections} clients at once" if r.closed else f"offered {rate}"
@@ -119,14 +125,17 @@ def _points(run: _Run, name: str) -> Iterator[Point]:
         )  # fmt: skip
 
 
+def _has_form(record: dict[str, Any]) -> bool:
+    return record.get("cell", {}).get("form") in get_args(Form)
+
+
 def _answered(r: _Record, beside: Sequence[_Record]) -> bool:
     """Whether a service kept up with a load. A load generator that is full offers less, and its clients wait longer."""
     if r.failed or r.closed:
         return not r.failed
     offered = r.cell.rate
     if r.cell.offered:  # of the best loop of the same requests
-        same = [o for o in beside if (o.system, o.batch, o.cell.form, o.way) == (r.system, r.batch, r.cell.form, r.way)]
-        most = max((o.requests_per_s for o in same if o.closed and not o.failed), default=None)
+        most = max((o.requests_per_s for o in beside if o.service == r.service and o.closed and not o.failed), default=None)
         if most is None:
             return False
         offered = most * r.cell.offered

@@ -6,7 +6,7 @@ module makes of constants alone is worked out beside the trace.
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +23,9 @@ _NAMES = """unsqueeze squeeze view reshape flatten unflatten expand expand_as re
     logical_not logical_and logical_or logical_xor bitwise_not bitwise_and bitwise_or bitwise_xor __invert__ __and__ __or__
     __xor__ __rand__ __ror__ __rxor__ __getitem__ tril triu diagonal flip roll"""
 _OF_MASKS = frozenset(_NAMES.split())
-_SIZED_BY_VALUES = {"nonzero", "argwhere", "combinations", "masked_select", "repeat_interleave", "where"}
-_RANDOM = re.compile("rand|normal|bernoulli|multinomial|dropout|poisson|exponential|uniform|geometric|cauchy|empty")
+_SIZED_BY_VALUES = {"nonzero", "argwhere", "combinations", "masked_select", "repeat_interleave", "where", "__getitem__"}
+_MORE_VIEWS = "view_as narrow select unbind split chunk movedim swapaxes as_strided __get__"
+_VIEWS = _OF_MASKS.union(_MORE_VIEWS.split())
 _MOST = 1 << 20  # elements of one that is worked out
 
 
@@ -83,27 +84,43 @@ class _ByPosition(TorchFunctionMode):
     def _beside(self, func: Any, name: str, args: Any, named: Any) -> Any:
         """Calls it; and if it makes a tensor of constants alone, works that out, too, without the trace."""
         leaves = tree_leaves((args, named))
-        alone = all(self._is_constant(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-        if not alone or name == "__get__" or _RANDOM.search(name) or any(isinstance(leaf, torch.SymInt) for leaf in leaves):
-            if _changes(name):
-                self._forget(args[0])
-            return func(*args, **named)
-        if _changes(name) and (args[0] is self._values(args[0]) or _memory(self._values(args[0])) not in self._own):
-            self._forget(args[0])  # the module's own constant, or a part of one: it stays as it is
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        written = _changes(name) or name == "__set__" or named.get("out") is not None
+        alone = all(map(self._is_constant, tensors)) and not any(isinstance(leaf, torch.SymInt) for leaf in leaves)
+        known = alone and "empty" not in name and not (written and any(x is self._values(x) for x in tensors[:1]))
+        if known and written:
+            known = _changes(name) and bool(tensors) and _memory(self._values(tensors[0])) in self._own
+        if not known:  # a batch's values may be written, here or by what shares the memory
+            for tensor in tensors if written or name in _VIEWS else ():
+                self._forget(tensor)
             return func(*args, **named)
         own_args, own_named = tree_map(self._values, (args, named))
-        if name in _SIZED_BY_VALUES and (name != "where" or len(args) == 1) and args:
+        if name in _SIZED_BY_VALUES and _has_other_size(name, tensors, own_args):
             with _disable_current_modes():
-                return func(*own_args, **own_named)
+                values = func(*own_args, **own_named)
+            made = tree_map(lambda value: torch.tensor(value.tolist(), dtype=value.dtype).reshape(value.shape), values)
+            self._note(made, values, set())
+            return made
         made = func(*args, **named)
         found = [] if made is None else tree_leaves(made)
         if all(isinstance(one, Tensor) and type(one) is not Tensor and one.numel() <= _MOST for one in found):
             given = {_memory(value) for value in tree_leaves((own_args, own_named)) if isinstance(value, Tensor)}
             with _disable_current_modes():
-                values = tree_leaves(func(*own_args, **own_named))
-            self._own |= {_memory(value) for value in values[: len(found)]} - given
-            self._worked_out |= {id(one): (one, value) for one, value in zip(found, values, strict=False)}
+                state = torch.get_rng_state()
+                values = func(*own_args, **own_named)
+                drawn = not torch.equal(state, torch.get_rng_state())
+                torch.set_rng_state(state)
+            if not drawn and found:
+                self._note(made, values, given)
+        elif name in _VIEWS and any(isinstance(one, Tensor) for one in found):
+            for tensor in tensors:
+                self._forget(tensor)
         return made
+
+    def _note(self, made: Any, values: Any, given: set[int]) -> None:
+        pairs = list(zip(tree_leaves(made), tree_leaves(values), strict=True))
+        self._own |= {_memory(value) for _, value in pairs} - given
+        self._worked_out |= {id(one): (one, value) for one, value in pairs}
 
     def _is_constant(self, x: Any) -> bool:
         return id(x) in self._worked_out or (type(x) is Tensor and not torch._is_functional_tensor(x))
@@ -122,6 +139,15 @@ class _ByPosition(TorchFunctionMode):
             memory = _memory(self._worked_out[id(changed)][1])
             self._worked_out = {i: pair for i, pair in self._worked_out.items() if _memory(pair[1]) != memory}
             self._own.discard(memory)
+
+
+def _has_other_size(name: str, tensors: Sequence[Tensor], args: Sequence[Any]) -> bool:
+    """Whether the values of its arguments say how large its result is."""
+    if name == "__getitem__":
+        return any(_is_known(leaf) for leaf in tree_leaves(args[1:]))
+    if name == "repeat_interleave":
+        return len(tensors) == 2 or len(args) == 1
+    return bool(tensors) and (name != "where" or len(args) == 1)
 
 
 def _memory(x: Tensor) -> int:

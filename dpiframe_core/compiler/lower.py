@@ -14,6 +14,7 @@ from dpiframe_core.compiler.constants import FILLED, batch_of, filled, flat, wor
 from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
 from dpiframe_core.compiler.operations.arguments import as_its_type, endless
 from dpiframe_core.compiler.operations.emit import Const, Emitter
+from dpiframe_core.compiler.operations.integers import Integers
 from dpiframe_core.compiler.operations.operation import operation
 from dpiframe_core.compiler.operations.positions import RowStarts
 from dpiframe_core.compiler.operations.strided import Refused, Size, Strided, expanded
@@ -27,11 +28,7 @@ from kernels.recurrent.attentive_gru import OPERATOR as ATTENTIVE
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default"}
 _DROPOUTS = {f"aten.{name}.default" for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")}
 # Of truths, which torch gives as truths, too.
-_COUNTING = {"add", "sum", "cumsum", "scatter_add", "scatter_reduce", "index_put"}
-# Of integers: what may be beyond what float32 holds each of, and what never is.
-_GROWING = {"add", "sub", "rsub", "mul", "pow", "sum", "cumsum", "prod", "cumprod"}
-_BOUNDED = {"remainder", "fmod", "clamp", "argmax", "argmin", "argsort", "bucketize", "searchsorted", "sign"}
-_MOST_WHOLE = 1 << 24
+_COUNTING = {"add", "sum", "cumsum", "scatter_add", "scatter_reduce", "index_put", "index_add"}
 # What an operation raises for operands that nobody thought of.
 _UNTHOUGHT = (AttributeError, KeyError, IndexError, TypeError, RuntimeError)
 
@@ -48,7 +45,7 @@ class Lowering:
         self._trace = trace
         self.emitter = Emitter(complete)
         self._inputs = RawInputs(self.emitter, lookups)
-        self._whole = set[str]()  # values made of numbers that were cast to integers, which may be of any size
+        self._integers = Integers(self.emitter)
         self._values: dict[fx.Node, Any] = {
             node: Const(tensor, name) for node, (name, tensor) in trace.tensors.items()
         } | {node: Raw(at, np.zeros_like(at)) for node, at in zip(trace.inputs, columns, strict=True)}  # fmt: skip
@@ -73,7 +70,7 @@ class Lowering:
             result = self._inputs.as_numbers(result)
         if not isinstance(result, Strided):
             raise InputError("module output", "a constant", "scores that depend on the features")
-        return result
+        return self._integers.checked(result)
 
     def _value(self, node: fx.Node) -> Any:
         target, found = str(node.target), node.meta.get("val")
@@ -147,7 +144,7 @@ class Lowering:
                 return cast
             seen = view(self.emitter, target, first, a, sizes)
             if isinstance(seen, Strided):
-                self._whole |= {seen.base} if first.base in self._whole else set()
+                self._integers.add([seen] if self._integers.has(first) else [])
                 return replace(seen, boolean=found.dtype == torch.bool)
             if seen is not None:
                 return seen
@@ -167,27 +164,20 @@ class Lowering:
         if made is None:
             raise Refused(f"got {target}, expected an operation that docs/compile.md lists")
         if isinstance(made, list):
+            self._integers.add(made if any(isinstance(v, Strided) and self._integers.has(v) for v in flat(a)) else [])
             return [replace(one, boolean=f.dtype == torch.bool) for one, f in zip(made, found, strict=False)]
         if isinstance(found, tuple | list):
             return made, None, None
         if found.dtype == torch.bool and target.split(".")[1] in _COUNTING:
             made = self.emitter.elementwise("aten.ne.Scalar", [made], [0])
-        if found.dtype in INTEGERS and any(isinstance(v, Strided) and v.base in self._whole for v in flat(a)):
-            made = self._checked(made) if target.split(".")[1] in _GROWING else made
-            self._whole |= set() if target.split(".")[1] in _BOUNDED else {made.base}
+        if found.dtype in INTEGERS:
+            self._integers.follow(target, a, flat(a), [made])
         return replace(made, boolean=found.dtype == torch.bool)  # also of masks side by side
-
-    def _checked(self, whole: Strided) -> Strided:
-        """NaN, so that the score is refused, for an integer beyond 2^24: float32 does not hold each of these."""
-        e = self.emitter
-        small = e.elementwise("aten.le.Scalar", [e.elementwise("aten.abs", [whole])], [_MOST_WHOLE])
-        sign = e.elementwise("aten.sub.Scalar", [e.elementwise("aten.mul.Scalar", [small], [2])], [1])
-        return e.elementwise("aten.add", [whole, e.elementwise("aten.log", [sign])])
 
     def _cast(self, value: Strided, before: torch.dtype, after: torch.dtype) -> Strided:
         if after in INTEGERS and before is torch.float32:
             made = self.emitter.elementwise("aten.trunc", [value])
-            self._whole.add(made.base)
+            self._integers.add([made])
             return made
         if after is torch.bool and not value.boolean:
             return self.emitter.elementwise("aten.ne.Scalar", [value], [0])

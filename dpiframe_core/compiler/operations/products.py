@@ -2,13 +2,24 @@
 
 from collections.abc import Sequence
 from math import inf
+from string import ascii_letters
 
 import torch
 
 from dpiframe_core.compiler.operations.arguments import Arguments, constant
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor, aligned
 from dpiframe_core.compiler.operations.reductions import along, reduced
-from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, permuted, squeezed, unsqueezed
+from dpiframe_core.compiler.operations.strided import (
+    BATCH,
+    Frame,
+    Refused,
+    Size,
+    Strided,
+    frame_of,
+    permuted,
+    squeezed,
+    unsqueezed,
+)
 from dpiframe_core.compiler.operations.tensors import scaled, sizes_of, transposed
 
 
@@ -18,6 +29,11 @@ def matmul(e: Emitter, a: Tensor, b: Tensor) -> Strided:
         if b.tensor.ndim == 2:
             return e.linear(a, Const(b.tensor.t()), None)
         return squeezed(e.linear(a, Const(b.tensor[None]), None), [a.rank - 1])
+    if isinstance(a, Const) and isinstance(b, Strided) and a.tensor.ndim == 1 and b.rank > 2 and a.batch_dim is None:
+        return matmul(e, transposed(b), a)
+    if isinstance(a, Strided) and isinstance(b, Const) and a.rank == b.tensor.ndim == 3 and a.dims[1] == (BATCH,):
+        rows = matmul(e, unsqueezed(permuted(a, [1, 0, 2]), 2), b)  # a matrix for each of what each row has several of
+        return permuted(squeezed(rows, [2]), [1, 0, 2])
     tensors = (a, b)
     ranks = [len(sizes_of(t)) for t in tensors]
     rank = max(ranks)
@@ -29,10 +45,7 @@ def matmul(e: Emitter, a: Tensor, b: Tensor) -> Strided:
 
 def einsum(e: Emitter, equation: str, tensors: Sequence[Tensor]) -> Strided:
     """By its equation, the batch's letter put first everywhere."""
-    equation = equation.replace(" ", "")
-    if "->" not in equation or "." in equation:
-        raise Refused(f"got einsum {equation!r}, expected letters and a result")
-    terms, out = equation.split("->")[0].split(","), equation.split("->")[1]
+    terms, out = _spelled(equation.replace(" ", ""), [len(sizes_of(t)) for t in tensors])
     letters = {term[t.batch_dim] for t, term in zip(tensors, terms, strict=True) if isinstance(t, Strided)}
     (batch, *others) = letters
     constants = [term for t, term in zip(tensors, terms, strict=True) if isinstance(t, Const)]
@@ -50,6 +63,20 @@ def einsum(e: Emitter, equation: str, tensors: Sequence[Tensor]) -> Strided:
     result = batch + out.replace(batch, "")
     made = e.call("aten.einsum", operands, [",".join(terms) + "->" + result], None)
     return permuted(made, [result.index(letter) for letter in out])
+
+
+def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of each operand and of the result, those that torch lets one leave out among them."""
+    given, _, out = equation.partition("->")
+    terms = given.split(",")
+    unused = [c for c in ascii_letters if c not in equation]
+    rest = [rank - len(term) + 3 if "..." in term else 0 for term, rank in zip(terms, ranks, strict=True)]
+    if "->" not in equation:
+        letters = given.replace(",", "").replace(".", "")
+        out = "..." * ("..." in given) + "".join(sorted(c for c in letters if letters.count(c) == 1))
+    first = len(unused) - max(rest)
+    terms = [term.replace("...", "".join(unused[len(unused) - n :])) for term, n in zip(terms, rest, strict=True)]
+    return terms, out.replace("...", "".join(unused[first:]))
 
 
 def bilinear(e: Emitter, a: Arguments) -> Strided:

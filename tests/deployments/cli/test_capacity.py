@@ -99,6 +99,7 @@ def test_no_node_is_given_more_than_was_measured_less_the_headroom_and_one_less_
             "form and way: got arrow haproxy, expected one of binary direct, binary haproxy, col",
         ),
         (lambda: Load(0, 100), "rows-per-s: got 0, expected more than 0"),
+        (lambda: Load(float("nan"), 100), "rows-per-s: got nan, expected more than 0"),
         (lambda: Load(1, 100, headroom=1.0), "headroom: got 1.0, expected at least 0 and less than 1"),
     ],
 )
@@ -136,7 +137,9 @@ BUDGET = "request_budget"
     [
         ([record(900.0, cell={"rate": 1000}), record(980.0, cell={"rate": 1000})], [980]),
         ([record(980.0, cell={"rate": 1000}, load_limited=True), record(700.0, load_limited=True)], [700]),
-        ([record(900.0, failed={"429": 3}), record(0.0, cell={"form": None})], []),
+        ([record(900.0, failed={"429": 3}), record(0.0, cell={"form": None}), record(5.0, cell={"form": "grpc"})], []),
+        ([record(1000.0, BUDGET), record(100.0, BUDGET, model="n"), record(50.0, BUDGET, model="n", cell={"offered": 0.5})],
+         [1000, 100, 50]),
         ([record(1000.0, BUDGET), record(480.0, BUDGET, cell={"offered": 0.5}), record(490.0, BUDGET, cell={"offered": 0.5})],
          [1000, 490]),
         ([record(490.0, BUDGET, cell={"offered": 0.5})], []),  # of what?

@@ -58,6 +58,10 @@ SELECTED = {
     "positions of what is true": lambda h: h[:, torch.eye(4)[2].nonzero().squeeze(1)],
     "by where": lambda h: h[:, torch.where(torch.arange(4) != 1)[0]],
     "given the sizes": lambda h: h[:, torch.arange(h.size(1)).ne(h.size(1) - 1)],
+    "a choice among positions": lambda h: h[:, torch.arange(4)[torch.arange(4) > 1]],
+    "a mask that is multiplied by, too": lambda h: (
+        (h * (torch.arange(4) > 1)[:, None]).sum(1) + h[:, torch.arange(4) == 2][:, 0]
+    ),
     "repeated by counts": lambda h: h[:, torch.arange(3).repeat_interleave(torch.tensor([2, 0, 1]))],
 }
 
@@ -72,11 +76,79 @@ def test_what_constants_alone_make_selects_as_it_does_in_torch(name):
     assert WEIGHTS.tolist() == [0, 1, 2, 3]
 
 
+def changed_through_a_view(h):
+    mask = torch.zeros(4, 4)
+    for i in range(3):
+        mask[i, i + 1] = 1
+        mask.T[i, i + 1] = 1
+    return dots(h)[:, mask > 0]
+
+
+def changed_in_a_list(h):
+    weights = torch.arange(4.0)
+    torch._foreach_mul_([weights], 0.4)
+    return h[:, weights > 1]
+
+
+def repeats_written(h):
+    often = torch.arange(2.0).repeat_interleave(2)
+    often[0] = 5
+    return h * often[:, None]
+
+
+def positions_counted_on(h):
+    at = torch.eye(4)[1].nonzero().squeeze(1)
+    at += 1
+    return h[:, at]
+
+
+def by_names(h):
+    made = h * 1
+    torch.clamp_(input=made, min=0)
+    return made * torch.nn.init.constant_(torch.empty(4, 1), 2.0)
+
+
+CHANGED_ONES = [changed_through_a_view, changed_in_a_list, repeats_written, positions_counted_on, by_names]
+
+
+@pytest.mark.parametrize("function", CHANGED_ONES)
+def test_constants_that_the_module_changes_are_what_they_became(function):
+    h = torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(Lowered(function, 4, 8)(h), function(h), rtol=1e-5, atol=1e-6)
+
+
 def written_into(h):
-    mask = torch.zeros(4)
-    same = mask.view(2, 2)
-    same[:] = h[0, :2, :2]
+    mask = torch.arange(4.0)
+    mask.view(2, 2)[:] = h[0, :2, :2]
     return h[:, mask > 0]
+
+
+def written_by_out(h):
+    mask = torch.arange(4.0)
+    torch.amax(h[:, :, 0], 0, out=mask)
+    return h[:, mask > 0]
+
+
+def written_as_its_data(h):
+    mask = torch.arange(4.0)
+    mask.data = h[:, :, 0].amax(0)
+    return h[:, mask > 0]
+
+
+def written_through_its_transpose(h):
+    mask = torch.arange(4.0)
+    mask.T.copy_(h.amax().expand(4))
+    return h[:, mask > 0]
+
+
+def a_view_of_the_batchs_size(h):
+    mask = torch.ones(4, 8)
+    mask.view_as(h[0])[1] = 0
+    return h[:, mask > 0]
+
+
+def drawn(h):
+    return h[:, torch.nn.functional.gumbel_softmax(torch.zeros(4), hard=True) > 0]
 
 
 def by_values(h):
@@ -89,7 +161,13 @@ def a_part_of_its_own_changed(h):
     return h[:, CHANGED > 2]
 
 
-@pytest.mark.parametrize("function", [written_into, by_values, a_part_of_its_own_changed])
+NO_CONSTANTS = [
+    written_into, written_by_out, written_as_its_data, written_through_its_transpose, a_view_of_the_batchs_size, drawn,
+    by_values, a_part_of_its_own_changed,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", NO_CONSTANTS)
 def test_what_is_no_constant_selects_nothing(function):
     with pytest.raises(InputError):
         Lowered(function, 4, 8)

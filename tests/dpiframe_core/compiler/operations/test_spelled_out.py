@@ -12,6 +12,13 @@ SQUARE, CUBE = torch.arange(16.0).view(4, 4) / 16, torch.arange(96.0).view(4, 8,
 AT = torch.tensor([2, 0, 2, 2])
 
 
+EACH = torch.arange(8.0).view(2, 1, 4)
+
+
+def heads(h):
+    return h.view(h.shape[0], 4, 2, 4).transpose(1, 2).reshape(h.shape[0] * 2, 4, 4)
+
+
 def dropouts(h):
     return (
         functional.dropout1d(h, training=False)
@@ -29,6 +36,14 @@ SPELLED = {
     "added at positions, scaled": lambda h: torch.index_add(h, -1, AT, h[..., :4].tanh(), alpha=-0.5),
     "added to nothing": lambda h: torch.zeros(h.shape[0], 3, 8).index_add_(1, AT, h),
     "dropouts": dropouts,
+    "a matrix a field": lambda h: torch.bmm(h.transpose(0, 1), CUBE).transpose(0, 1),
+    "a matrix a field, and a bias": lambda h: torch.baddbmm(CUBE[:, :1], h.transpose(0, 1), CUBE).transpose(0, 1).tanh(),
+    "a vector in front": lambda h: SQUARE[1] @ h,
+    "einsum of any dimensions": lambda h: torch.einsum("...fd,fdk->...fk", h, CUBE),
+    "einsum of any dimensions inside": lambda h: torch.einsum("b...d, dk -> bk...", h, CUBE[0]),
+    "einsum without a result": lambda h: torch.einsum("bfd,dk", h, CUBE[1]),
+    "heads beside a constant": lambda h: torch.cat([heads(h), torch.zeros(h.shape[0] * 2, 1, 4)], 1).view(-1, 2, 5, 4),
+    "heads beside a constant each": lambda h: torch.cat([heads(h), EACH.repeat(h.shape[0], 1, 1)], 1).view(-1, 2, 5, 4),
     "trapezoid": lambda h: torch.trapezoid(h, dim=1),
     "tensordot of two": lambda h: torch.tensordot(h, CUBE, dims=2),
     "enlarged": lambda h: functional.interpolate(h, scale_factor=2, mode="linear"),

@@ -113,20 +113,55 @@ def test_equality_with_float64_constants_that_float32_does_not_hold_is_refused()
 WHOLE = {
     "times": lambda x: x.long() * 7919,
     "plus": lambda x: (x.long() + 1) - x.long(),
+    "parity": lambda x: (x.long() + 1) % 2,
     "of sums": lambda x: x.long().sum(1) % 7,
     "behind a view": lambda x: x.long().flatten(1)[:, 3:] * 3 + 1,
-    "squared": lambda x: x.int() ** 2,
+    "squared": lambda x: x.int() ** 2 % 100 + x.long().square() % 7,
     "hashed": lambda x: (x.long() * 31 + 7) % 1000,
+    "hashed twice": lambda x: (x.long().abs() % 1000003) * 31 % 97,
+    "from 0 on": lambda x: x.long().clamp(min=0) * 7919 % 1000,
+    "sorted": lambda x: x.long().sort(1)[0] * 7919 % 1000 + x.long().max(1, keepdim=True).values * 31,
+    "compared": lambda x: x.long() * 7919 > 100,
+    "chosen by": lambda x: torch.where(x.long() * 7919 > 100, x.long() // 3600, 1),
+    "a bucket": lambda x: torch.bucketize((x.long() * 100).float(), torch.tensor([-1e12, 1e12])),
+    "truths": lambda x: (x > 0).long() * 9000 * 3000 % 10,
 }
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_integers_are_those_of_torch_or_none_at_all(name):
-    """Of integers beyond 2^24 float32 does not hold each."""
+    """Of integers from 2^24 on float32 does not hold each."""
     made = Lowered(WHOLE[name], 4, 3)
-    x = torch.randint(-900, 900, (6, 4, 3), generator=torch.Generator().manual_seed(1)).float()
-    assert torch.equal(made(x), WHOLE[name](x).float())
-    beyond = made(x + (1 << 24))
-    assert beyond.isnan().any()
-    exact = WHOLE[name](x + (1 << 24)).double()
-    assert torch.equal(torch.where(beyond.isnan(), exact, beyond.double()), exact)
+    x = torch.randint(-20, 20, (6, 4, 3), generator=torch.Generator().manual_seed(1)).float()
+    if name != "truths":
+        assert torch.equal(made(x), WHOLE[name](x).float())
+    for far in (x * 6173, x + (1 << 24), x * 0 + (1 << 24), x * (1 << 20)):
+        got, want = made(far), WHOLE[name](far).float()
+        refused = got.flatten(1).isnan().any(1)
+        assert torch.equal(got[~refused], want[~refused])
+        assert got[refused].isnan().all()
+    assert refused.any()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.long() @ x.long().transpose(1, 2),
+        lambda x: x.long().cumsum(1),
+        lambda x: x.long() - 16777217,
+        lambda x: torch.zeros(x.shape[0], 2, 3, dtype=torch.long).index_add(1, torch.tensor([0, 1, 1, 1]), x.long()),
+        lambda x: (x > 0).long() * 16777217 % 10,
+    ],
+)
+def test_integers_that_cannot_be_looked_at_are_refused(function):
+    with pytest.raises(InputError, match=r"got .* (of integers and|cast to integers)"):
+        Lowered(function, 4, 3)
+
+
+def test_truths_that_are_added_at_positions_are_truths():
+    def added(x):
+        made = torch.zeros(x.shape[0], 4, dtype=torch.bool).index_add(1, torch.tensor([1, 1, 2]), x[:, :3, 0] > 0)
+        return made.float() + (~made).float() * 3
+
+    x = torch.randn(7, 4, 3, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(Lowered(added, 4, 3)(x), added(x))
