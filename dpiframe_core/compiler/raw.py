@@ -16,6 +16,7 @@ from dpiframe_core.compiler.operations.positions import RowStarts, one_hot_rows
 from dpiframe_core.compiler.operations.reductions import reduced
 from dpiframe_core.compiler.operations.strided import BATCH, Atom, Refused, Size, Strided, squeezed
 from dpiframe_core.compiler.views import INTEGERS, SAME, raw_view
+from dpiframe_core.features.schema import Categorical
 
 _COMPARISONS = {f"aten.{op}.{kind}" for op in ("eq", "ne") for kind in ("Scalar", "Tensor")} | {
     "aten.gt.Scalar",
@@ -195,6 +196,12 @@ class RawInputs:
         if isinstance(x, Raw) and not x.flat and isinstance(value, int) and value < (least or 0):
             always = torch.full((1, *x.at.shape), not target.startswith("aten.eq"))
             return Const(always, batch_dim=0)  # no embedding takes an id below 0
+        table = self._table_of_one_value(x) if isinstance(x, Raw) else None
+        if table is not None and isinstance(value, int):
+            name = target.split(".")[1]
+            truths = getattr(torch, name)(torch.arange(self._lookups.schema.table(table).rows), value)
+            chosen = self._embedding(x, Const(truths[:, None].float(), f"{table} {name} {value}"), -1)
+            return replace(self._emitter.view(chosen, [Size(1, True), *map(Size, x.at.shape)]), boolean=True)
         if not isinstance(x, Raw) or x.flat or not isinstance(value, int) or (least is not None and value != least):
             raise Refused(
                 "got a comparison of ids, expected `ids != n`, `ids == n` or `ids > 0` with the id of an absent value"
@@ -202,6 +209,14 @@ class RawInputs:
         there = self._slots(self._lookups.mask(x, value if least is None else 0), x.at.shape)
         there = replace(there, boolean=True)
         return self._emitter.elementwise("aten.logical_not", [there]) if target.startswith("aten.eq") else there
+
+    def _table_of_one_value(self, x: Raw) -> str | None:
+        """The table of ids that are all of features of one value, as they come."""
+        found = [self._lookups.schema.feature(self._lookups.columns[at][0]) for at in x.at.flatten().tolist() if at != CONSTANT]
+        if x.flat or x.shift.any() or len(found) < x.at.size or any(f.max_values > 1 for f in found):
+            return None
+        tables = {f.table for f in found if isinstance(f, Categorical)}
+        return tables.pop() if len(tables) == 1 else None
 
     def _slots(self, slots: Sequence[Slot], sizes: Sequence[int]) -> Strided:
         """The columns of some embeddings, of one width, as a tensor [B, *sizes]."""

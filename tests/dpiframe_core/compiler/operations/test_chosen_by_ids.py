@@ -74,6 +74,34 @@ def test_weights_chosen_by_ids_score_as_they_did(name, tmp_path):
             torch.testing.assert_close(got, exact(module, values).flatten(), rtol=0, atol=1e-5)
 
 
+class Switched(nn.Module):
+    """Of several domains, each with a layer of its own; a user of id 0 is nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.first, self.other = nn.Embedding(40, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.out = nn.Linear(5, 1)
+
+    def forward(self, x):
+        domain, user = x["domain"], self.users(x["user"]) * (x["user"] != 0).float().unsqueeze(1)
+        made = torch.where((domain == 3).unsqueeze(1), self.first(user), self.other(user))
+        made = made * (1 + 2 * (domain <= 1).float()[:, None]) + (domain.unsqueeze(1) > 2)
+        return torch.sigmoid(self.out(torch.cat([made, x["age"].unsqueeze(1)], 1)))
+
+
+def test_ids_of_one_value_are_compared_with_any(tmp_path):
+    tables = (Table(name="user", rows=40, dim=9), Table(name="domain", rows=4, dim=3))
+    schema = FeatureSchema(features=(*SCHEMA.features[:2], SCHEMA.features[3]), tables=tables)
+    module = randomised(Switched())
+    values = {name: value for name, value in example(24).items() if name != "hist"}
+    compile_module(module, schema, values).write(tmp_path / "b", name="switched")
+    with served(tmp_path / "b") as scores:
+        for rows in (1, 30, 64):
+            values = {name: value for name, value in example(rows, seed=rows).items() if name != "hist"}
+            got = scores(values).double().flatten()
+            torch.testing.assert_close(got, exact(module, values).flatten(), rtol=0, atol=1e-5)
+
+
 class Tasks(nn.Module):
     def __init__(self, joined):
         super().__init__()
