@@ -12,7 +12,7 @@ from deployments.batching.scorer import Scorer
 from deployments.config import Limits
 from deployments.direct.asgi_call import AsgiCall
 from deployments.direct.express import Express
-from deployments.direct.listener import GONE, Received, body_fault, most_connections, open_listener
+from deployments.direct.listener import GONE, HEAD_MS, Received, body_fault, most_connections, open_listener
 from deployments.direct.request_head import RequestHead, header_lines, read_head
 from deployments.direct.scoring_request import ScoringRequest, ScoringRoutes, scorer_of
 from deployments.http_api import answers
@@ -28,7 +28,7 @@ _TICK_S = 0.1  # so often, at least, clients that are too slow are looked for, a
 _FLUSH = 16  # requests after which a round has what it has sent looked at
 _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _EXPECTED = {
-    408: "it within 30 s of their first byte",
+    408: f"it within {HEAD_MS // 1000} s of their first byte",
     417: "100-continue or none",
     431: "fewer",
     503: "fewer, or one request after the other",

@@ -21,7 +21,7 @@ GONE, LONG, SLOW = "gone", "long", "slow"  # faults whose request's head is know
 _MOST_CONNECTIONS = 4096  # of one process: as many as HAProxy takes
 _OTHER_DESCRIPTORS = 512  # that a process has for bundles, rings, Ray and its log
 _HELD_BYTES = 256 * 2**20  # of requests that are not whole yet, and of answers that are not read yet; beyond that, 503
-_HEAD_MS, _IDLE_MS = 30_000, 75_000
+HEAD_MS, _IDLE_MS = 30_000, 75_000
 _NATIVE = ("listener.c", "arrivals.c", "connection.c", "express.c", "asks.c", "counts.c", "form.c", "http_head.c")
 
 
@@ -104,7 +104,7 @@ def open_listener(limits: Limits, connections: int | None = None) -> Listener:
     body_ms = round(limits.max_body_s * 1e3)
     held = max(_HELD_BYTES, 2 * limits.max_body_bytes)
     bounds = array("d", LATENCY_BOUNDS_MS).tobytes()
-    return cast(Listener, _module().Listener(most, limits.max_body_bytes, held, _HEAD_MS, body_ms, _IDLE_MS, bounds))
+    return cast(Listener, _module().Listener(most, limits.max_body_bytes, held, HEAD_MS, body_ms, _IDLE_MS, bounds))
 
 
 def open_ring(agreed: Agreement, beside: Rings, memory: RequestMemory, slot_bytes: int) -> EngineRing:

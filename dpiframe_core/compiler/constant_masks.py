@@ -26,6 +26,7 @@ _OF_MASKS = frozenset(_NAMES.split())
 _SIZED_BY_VALUES = {"nonzero", "argwhere", "combinations", "masked_select", "repeat_interleave", "where", "__getitem__"}
 _MORE_VIEWS = "view_as narrow select unbind split chunk movedim swapaxes as_strided __get__"
 _VIEWS = _OF_MASKS.union(_MORE_VIEWS.split())
+_IN_PLACE = re.compile(r".*[^_]_|__setitem__|__i(and|or|xor|add|sub|mul|div|truediv|floordiv|mod|pow|lshift|rshift)__")
 _MOST = 1 << 20  # elements of one that is worked out
 
 
@@ -85,14 +86,15 @@ class _ByPosition(TorchFunctionMode):
         """Calls it; and if it makes a tensor of constants alone, works that out, too, without the trace."""
         leaves = tree_leaves((args, named))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        written = _changes(name) or name == "__set__" or named.get("out") is not None
-        alone = all(map(self._is_constant, tensors)) and not any(isinstance(leaf, torch.SymInt) for leaf in leaves)
-        known = alone and "empty" not in name and not (written and any(x is self._values(x) for x in tensors[:1]))
-        if known and written:
-            known = _changes(name) and bool(tensors) and _memory(self._values(tensors[0])) in self._own
+        changes, elsewhere = _changes(name), name == "__set__" or named.get("out") is not None
+        known = all(map(self._is_constant, tensors)) and not any(isinstance(leaf, torch.SymInt) for leaf in leaves)
+        known = known and "empty" not in name and not elsewhere
+        if known and changes:  # a constant of the module stays as it is
+            known = bool(tensors) and _memory(self._values(tensors[0])) in self._own
         if not known:  # a batch's values may be written, here or by what shares the memory
-            for tensor in tensors if written or name in _VIEWS else ():
-                self._forget(tensor)
+            written = tree_leaves(args[:1]) if changes and args else tensors if changes or elsewhere or name in _VIEWS else []
+            for one in written:
+                self._forget(one)
             return func(*args, **named)
         own_args, own_named = tree_map(self._values, (args, named))
         if name in _SIZED_BY_VALUES and _has_other_size(name, tensors, own_args):
@@ -155,7 +157,7 @@ def _memory(x: Tensor) -> int:
 
 
 def _changes(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iand__", "__ior__", "__ixor__")
+    return _IN_PLACE.fullmatch(name) is not None
 
 
 def _is_known_or_size(value: Any) -> bool:

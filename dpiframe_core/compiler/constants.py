@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from dpiframe_core.compiler.operations.arguments import flat
 from dpiframe_core.compiler.operations.emit import Const
 from dpiframe_core.compiler.operations.positions import RowStarts
 from dpiframe_core.compiler.operations.strided import Refused, Size
@@ -46,11 +47,6 @@ def worked_out(node: fx.Node, target: str, a: Mapping[str, Any], sizes: Sequence
 def batch_of(sizes: Sequence[Size]) -> int | None:
     """The dimension that has the batch."""
     return next((i for i, s in enumerate(sizes) if s.batch), None)
-
-
-def flat(a: Mapping[str, Any]) -> list[Any]:
-    """The arguments, and what lists among them hold."""
-    return [v for value in a.values() for v in (value if isinstance(value, list | tuple) else [value])]
 
 
 def _called(node: fx.Node, a: Mapping[str, Any], rows: int) -> Any:

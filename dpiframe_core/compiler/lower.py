@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import fx
 
-from dpiframe_core.compiler.constants import FILLED, batch_of, filled, flat, worked_out
+from dpiframe_core.compiler.constants import FILLED, batch_of, filled, worked_out
 from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
-from dpiframe_core.compiler.operations.arguments import as_its_type, endless
+from dpiframe_core.compiler.operations.arguments import as_its_type, endless, flat
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.integers import Integers
 from dpiframe_core.compiler.operations.operation import operation
@@ -144,7 +144,7 @@ class Lowering:
                 return cast
             seen = view(self.emitter, target, first, a, sizes)
             if isinstance(seen, Strided):
-                self._integers.add([seen] if self._integers.has(first) else [])
+                self._integers.follow(target, a, [seen])
                 return replace(seen, boolean=found.dtype == torch.bool)
             if seen is not None:
                 return seen
@@ -163,15 +163,14 @@ class Lowering:
             return made
         if made is None:
             raise Refused(f"got {target}, expected an operation that docs/compile.md lists")
+        if isinstance(found, tuple | list) or found.dtype in INTEGERS:
+            self._integers.follow(target, a, made if isinstance(made, list) else [made])
         if isinstance(made, list):
-            self._integers.add(made if any(isinstance(v, Strided) and self._integers.has(v) for v in flat(a)) else [])
             return [replace(one, boolean=f.dtype == torch.bool) for one, f in zip(made, found, strict=False)]
         if isinstance(found, tuple | list):
             return made, None, None
         if found.dtype == torch.bool and target.split(".")[1] in _COUNTING:
             made = self.emitter.elementwise("aten.ne.Scalar", [made], [0])
-        if found.dtype in INTEGERS:
-            self._integers.follow(target, a, flat(a), [made])
         return replace(made, boolean=found.dtype == torch.bool)  # also of masks side by side
 
     def _cast(self, value: Strided, before: torch.dtype, after: torch.dtype) -> Strided:

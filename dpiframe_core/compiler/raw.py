@@ -16,7 +16,7 @@ from dpiframe_core.compiler.operations.positions import RowStarts, one_hot_rows
 from dpiframe_core.compiler.operations.reductions import reduced
 from dpiframe_core.compiler.operations.strided import BATCH, Atom, Refused, Size, Strided, squeezed
 from dpiframe_core.compiler.views import INTEGERS, SAME, raw_view
-from dpiframe_core.features.schema import Categorical
+from dpiframe_core.features.schema import Categorical, Feature
 
 _COMPARISONS = {f"aten.{op}.{kind}" for op in ("eq", "ne") for kind in ("Scalar", "Tensor")} | {
     "aten.gt.Scalar",
@@ -81,8 +81,11 @@ class RawInputs:
         return self._numbers(value) if isinstance(value, Raw) else value
 
     def _is_ids(self, x: Raw) -> bool:
-        features = {self._lookups.columns[at][0] for at in x.at.flatten().tolist() if at != CONSTANT}
-        return any(self._lookups.schema.feature(f).is_id for f in features)
+        return any(f.is_id for f in self._features(x))
+
+    def _features(self, x: Raw) -> list[Feature]:
+        names = {self._lookups.columns[at][0] for at in x.at.flatten().tolist() if at != CONSTANT}
+        return [self._lookups.schema.feature(name) for name in names]
 
     def _numbers(self, x: Raw) -> Strided:
         if x.flat:
@@ -212,8 +215,8 @@ class RawInputs:
 
     def _table_of_one_value(self, x: Raw) -> str | None:
         """The table of ids that are all of features of one value, as they come."""
-        found = [self._lookups.schema.feature(self._lookups.columns[at][0]) for at in x.at.flatten().tolist() if at != CONSTANT]
-        if x.flat or x.shift.any() or len(found) < x.at.size or any(f.max_values > 1 for f in found):
+        found = self._features(x)
+        if x.flat or x.shift.any() or (x.at == CONSTANT).any() or any(f.max_values > 1 for f in found):
             return None
         tables = {f.table for f in found if isinstance(f, Categorical)}
         return tables.pop() if len(tables) == 1 else None

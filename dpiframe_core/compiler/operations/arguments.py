@@ -11,6 +11,11 @@ from dpiframe_core.compiler.operations.strided import Refused, Size, Strided
 Arguments = Mapping[str, Any]
 
 
+def flat(a: Arguments) -> list[Any]:
+    """The arguments, and what lists among them hold."""
+    return [v for value in a.values() for v in (value if isinstance(value, list | tuple) else [value])]
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, Const) and value.tensor.ndim == 0)
 

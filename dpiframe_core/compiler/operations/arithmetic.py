@@ -34,8 +34,7 @@ def binary(e: Emitter, name: str, a: Arguments) -> Strided:
         if f"{op}.Scalar" not in RULES:
             return e.elementwise(op, [left, Const(torch.tensor(float(number(right))))])
         return e.elementwise(f"{op}.Scalar", [left], [number(right)])
-    flipped = {"add": "add", "mul": "mul", "sub": "rsub", "pow": "rpow", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
-    flipped |= {"lt": "gt", "le": "ge", "maximum": "maximum", "minimum": "minimum"}
+    flipped = _TURNED | {"add": "add", "mul": "mul", "sub": "rsub", "pow": "rpow", "maximum": "maximum", "minimum": "minimum"}
     if name not in flipped and name != "div":
         return e.elementwise(op, [Const(torch.tensor(number(left), dtype=torch.float32)), right])
     if name == "div":

@@ -2,12 +2,12 @@
 is larger, the score is no number.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from dpiframe_core.compiler.operations.arguments import integers
+from dpiframe_core.compiler.operations.arguments import Arguments, flat, integers
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.reductions import reduced
 from dpiframe_core.compiler.operations.strided import BATCH, Refused, Strided, unsqueezed
@@ -27,22 +27,19 @@ class Integers:
     def __init__(self, emitter: Emitter) -> None:
         self._e = emitter
         self._bases = set[str]()
-        self._kept: list[Strided] = []  # truths [B]
+        self._kept: dict[Strided, None] = {}  # truths [B]
 
     def add(self, made: Iterable[Strided]) -> None:
         self._bases |= {one.base for one in made}
 
-    def has(self, x: Strided) -> bool:
-        return x.base in self._bases
-
-    def follow(self, target: str, a: Mapping[str, Any], given: Iterable[Any], made: Iterable[Strided]) -> None:
-        """What a call makes, integers, of `given`: values, constants and numbers.
+    def follow(self, target: str, a: Arguments, made: Sequence[Strided]) -> None:
+        """What a call makes: integers, or of a view what it was.
 
         Raises:
             Refused: it may be beyond what can be looked at.
         """
-        name, given, made = target.split(".")[1], list(given), list(made)
-        of_cast = [v for v in given if isinstance(v, Strided) and self.has(v)]
+        name, given = target.split(".")[1], flat(a)
+        of_cast = [v for v in given if isinstance(v, Strided) and v.base in self._bases]
         most = max((_largest(v) for v in given), default=0)
         if name in _ARITHMETIC and (of_cast or most > _LARGE):
             if most >= _BOUND:
@@ -78,7 +75,7 @@ class Integers:
         small = self._e.elementwise("aten.lt.Scalar", [self._e.elementwise("aten.abs", [x])], [_BOUND])
         if x.rank > 1:
             small = reduced(self._e, "aten.amin", small, list(range(1, x.rank)), keep=False)
-        self._kept.append(small)
+        self._kept[small] = None
 
 
 def _largest(value: Any) -> float:

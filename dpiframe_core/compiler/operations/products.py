@@ -32,8 +32,7 @@ def matmul(e: Emitter, a: Tensor, b: Tensor) -> Strided:
     if isinstance(a, Const) and isinstance(b, Strided) and a.tensor.ndim == 1 and b.rank > 2 and a.batch_dim is None:
         return matmul(e, transposed(b), a)
     if isinstance(a, Strided) and isinstance(b, Const) and a.rank == b.tensor.ndim == 3 and a.dims[1] == (BATCH,):
-        rows = matmul(e, unsqueezed(permuted(a, [1, 0, 2]), 2), b)  # a matrix for each of what each row has several of
-        return permuted(squeezed(rows, [2]), [1, 0, 2])
+        return einsum(e, "fbd,fdk->fbk", [a, b])  # a matrix for each of what each row has several of
     tensors = (a, b)
     ranks = [len(sizes_of(t)) for t in tensors]
     rank = max(ranks)

@@ -108,7 +108,14 @@ def by_names(h):
     return made * torch.nn.init.constant_(torch.empty(4, 1), 2.0)
 
 
-CHANGED_ONES = [changed_through_a_view, changed_in_a_list, repeats_written, positions_counted_on, by_names]
+def selected_once_more(h):
+    mask = torch.arange(4) > 1
+    zeroed = h * 1
+    zeroed.masked_fill_(mask[:, None], 0)
+    return zeroed.sum(1, keepdim=True) + h[:, mask]
+
+
+CHANGED_ONES = [selected_once_more, changed_through_a_view, changed_in_a_list, repeats_written, positions_counted_on, by_names]
 
 
 @pytest.mark.parametrize("function", CHANGED_ONES)
@@ -120,6 +127,18 @@ def test_constants_that_the_module_changes_are_what_they_became(function):
 def written_into(h):
     mask = torch.arange(4.0)
     mask.view(2, 2)[:] = h[0, :2, :2]
+    return h[:, mask > 0]
+
+
+def added_to(h):
+    mask = torch.arange(4.0)
+    mask += h[:, :, 0].amax(0)
+    return h[:, mask > 0]
+
+
+def multiplied_in_a_list(h):
+    mask = torch.arange(4.0)
+    torch._foreach_mul_([mask], h[0, 0, 0])
     return h[:, mask > 0]
 
 
@@ -162,8 +181,8 @@ def a_part_of_its_own_changed(h):
 
 
 NO_CONSTANTS = [
-    written_into, written_by_out, written_as_its_data, written_through_its_transpose, a_view_of_the_batchs_size, drawn,
-    by_values, a_part_of_its_own_changed,
+    written_into, added_to, multiplied_in_a_list, written_by_out, written_as_its_data, written_through_its_transpose,
+    a_view_of_the_batchs_size, drawn, by_values, a_part_of_its_own_changed,
 ]  # fmt: skip
 
 
