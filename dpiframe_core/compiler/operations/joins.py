@@ -124,7 +124,6 @@ def indexed(e: Emitter, x: Strided, indices: Sequence[Any]) -> Strided:
 def rows_of(c: Const, frame: Frame) -> Const:
     """A constant in the sizes of a row, without the batch's dimension."""
     sizes, around = list(c.tensor.shape), [n for n in (frame.outer, frame.inner) if n > 1]
-    split = (
-        around if sizes[frame.at] > 1 else [1] * len(around)
-    )  # of rows that are alike: one, or as many as are joined with each
+    # Of rows that are alike: one, or as many as are joined with each row of the batch.
+    split = around if sizes[frame.at] > 1 else [1] * len(around)
     return Const(c.tensor.reshape(*sizes[: frame.at], *split, *sizes[frame.at + 1 :]))
