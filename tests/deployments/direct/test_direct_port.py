@@ -279,7 +279,7 @@ def test_a_body_that_stalls_is_answered_408(path: str, header: str) -> None:
 
 
 def test_headers_that_stall_and_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "_HEAD_MS", 300)
+    monkeypatch.setattr(listener, "HEAD_MS", 300)
     monkeypatch.setattr(listener, "_IDLE_MS", 300)
 
     async def body(port: Port) -> None:
