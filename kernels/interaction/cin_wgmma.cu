@@ -26,6 +26,7 @@
 #define STAGES 8
 #define ACTIVATION 1
 #endif
+#include "runtime/cluster.cuh"
 #include "dense/activation.cuh"
 #include "interaction/cin_products.cuh"
 #include "runtime/mbarrier.cuh"
@@ -75,17 +76,6 @@ __device__ __forceinline__ void put_pair(bf16* p, float v, float w) {
     *reinterpret_cast<unsigned*>(p) = both;
 }
 __device__ __forceinline__ void put_pair(float* p, float v, float w) { *reinterpret_cast<float2*>(p) = make_float2(v, w); }
-
-// Blocks of a cluster: all meet; what lies at an address of shared memory, but in the block of a rank.
-__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-__device__ __forceinline__ float2 load_there(unsigned address, int rank) {
-    unsigned there;
-    float2 v;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(there) : "memory");
-    return v;
-}
 
 // A lane's two places: its fields, and the current group's xk. Beyond the rows they are another row's; nobody reads their sums.
 struct Places {

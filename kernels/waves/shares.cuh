@@ -9,7 +9,7 @@
 #pragma once
 
 #define SHARE 3  // a kind of job
-static_assert(!SHARES || !FP8, "products of e4m3 have a scale each");
+static_assert(!SHARES || (!FP8 && !CLUSTERED), "products of e4m3 have a scale each; a cluster's blocks take chunks in their order");
 
 __device__ __forceinline__ bool is_share(const Job& job) { return SHARES && job.kind == SHARE; }
 __device__ __forceinline__ bool has_shares(const Job& job, const int* state) {
@@ -22,12 +22,19 @@ __device__ __forceinline__ int rows_of_product(const Job& job, const int* state)
 }
 
 // The chunks of 128 bytes of K in the order in which a block takes them: first a row's own, then, if there are no shares, those
-// of its context.
+// of its context. In a cluster a block takes as many as the others do, from `cut` on.
 struct Chunks {
     int all, own, cut;
-    __device__ __forceinline__ Chunks(const Job& job)
-        : all((job.depth * (int)sizeof(X) + 127) / 128), own(SHARES ? all - job.skipped : all), cut(SHARES ? job.cut : 0) {}
-    __device__ __forceinline__ int at(int c) const { return !SHARES || c < cut ? c : c < own ? c + all - own : c - own + cut; }
+    __device__ __forceinline__ Chunks(const Job& job, int rank, int cluster)
+        : all((job.depth * (int)sizeof(X) + 127) / 128), own(SHARES ? all - job.skipped : all), cut(SHARES ? job.cut : 0) {
+        if (!CLUSTERED) return;
+        cut = all * rank / cluster;
+        all = own = all * (rank + 1) / cluster - cut;
+    }
+    __device__ __forceinline__ int at(int c) const {
+        if (CLUSTERED) return c + cut;
+        return !SHARES || c < cut ? c : c < own ? c + all - own : c - own + cut;
+    }
     __device__ __forceinline__ bool apart(const Job& job, const int* state) const { return own < all && has_shares(job, state); }
     __device__ __forceinline__ int count(const Job& job, const int* state) const { return apart(job, state) ? own : all; }
 };

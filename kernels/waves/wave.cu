@@ -6,6 +6,7 @@
 // Grid: job j owns blocks [first_j, first_{j+1}); a product's tile t is rows (t / tiles) * BM.., columns (t % tiles) * BN...
 // K advances in spans of SPAN * 128 bytes through a ring of STAGES buffers (cp.async). The buffers of the weights are filled before
 // the wave waits for the one before it (programmatic dependent launch), so that only x is on the critical path.
+// Few tiles of a deep K: a cluster's blocks compute one together. Their numbers follow one another.
 // Warps: WM x WN tiles of the block's tile, times WK that take every WK-th step of 32 bytes of K and are added up at the end.
 // Bytes of a block: (BM + BN) * depth * sizeof(X) from L2, BM * BN * sizeof(X) out.
 
@@ -27,6 +28,7 @@
 #define CROSSED 7
 #define KINDS 252
 #define SHARES 1
+#define CLUSTERED 0
 #endif
 #define WARPS (WM * WN * WK)
 #define THREADS (32 * WARPS)
@@ -57,7 +59,8 @@ struct Product {
     Chunks chunks;
     int taken, spans;           // of the chunks
 
-    __device__ __forceinline__ Product(const Job& job, int m0, int n0, int bucket, char* ring) : chunks(job) {
+    __device__ __forceinline__ Product(const Job& job, int m0, int n0, int bucket, char* ring, int rank, int cluster)
+        : chunks(job, rank, cluster) {
         const int r = threadIdx.x >> 3, piece = threadIdx.x & 7, bytes = job.depth * (int)sizeof(X);
         x_step = COPY_ROWS * job.x_ld * (int)sizeof(X);
         weight_step = COPY_ROWS * bytes;
@@ -78,7 +81,7 @@ struct Product {
 #pragma unroll
         for (int g = 0; g < SPAN; ++g) {
             const int c = span * SPAN + g, done = chunks.at(c) * 128;
-            const bool there = done < left && (!SHARES || c < taken);
+            const bool there = done < left && (!(SHARES || CLUSTERED) || c < taken);
 #pragma unroll
             for (int i = 0; i < (ROWS + COPY_ROWS - 1) / COPY_ROWS; ++i)
                 if (ROWS % COPY_ROWS == 0 || (threadIdx.x >> 3) + i * COPY_ROWS < ROWS)
@@ -139,8 +142,10 @@ __device__ __forceinline__ void spill(float* products, const float sums[MT][NT][
 }
 
 __device__ __forceinline__ void linear(const Wave& wave, const Job& job, int block, const int* state, int bucket, char* shared) {
+    const int cluster = CLUSTERED ? wave.cluster : 1, rank = CLUSTERED ? block % cluster : 0;
+    if (CLUSTERED) block /= cluster;
     const int m0 = block / job.tiles * BM, tile_column = block % job.tiles, n0 = tile_column * BN;
-    Product product(job, m0, n0, is_share(job) ? job.most : bucket, shared);
+    Product product(job, m0, n0, is_share(job) ? job.most : bucket, shared, rank, cluster);
 #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)
         if (s < product.spans) product.load_weight(s);
@@ -197,8 +202,9 @@ __device__ __forceinline__ void linear(const Wave& wave, const Job& job, int blo
     if (apart) wait_for_shares(job, contexts, m0, tile_column, rows, batch);
     __syncthreads();
 
+    if (CLUSTERED && !add_up<WK>(products, rank, cluster)) return;
     if (is_share(job)) store_shares<WK>(job, products, m0, n0, tile_column, rows, batch);
-    else conclude<WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch, apart ? contexts : nullptr);
+    else conclude<CLUSTERED ? 1 : WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch, apart ? contexts : nullptr);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) wave(const __grid_constant__ Wave wave, const int* state, int bucket) {

@@ -2,8 +2,10 @@
 // The including file defines X, BM, BN, TASKS, DOTS, LAYERS, THREADS (that take part in the epilogue) and SYNC (for them), and
 // what the wave's jobs need, for code is fetched anew in every launch and what is left out is not waited for (H200: the epilogue
 // took 4,000 cycles with all activations unrolled into it): HEAD, PER_ROW (bits of FM, CROSS and NORM), CROSSED (DCN-V2
-// layers: 1, with an outer bias 3; gates: 4), KINDS (bits of activations), SHARES (whether contexts have shares of products: shares.cuh).
+// layers: 1, with an outer bias 3; gates: 4), KINDS (bits of activations), SHARES (whether contexts have shares of products: shares.cuh),
+// CLUSTERED (whether a cluster's blocks compute a tile together, each a part of K).
 #pragma once
+#include "runtime/cluster.cuh"
 #include "runtime/common.cuh"
 #include "waves/epilogue.cuh"
 #include "dense/row_norms.cuh"
@@ -47,7 +49,7 @@ struct Head {
     int steps[MAX_LOGITS];     // 0: one logit for all tasks; else TASKS logits a row
     int slots, expected;       // 0: no head in this wave
 };
-struct Wave { Job jobs[MAX_JOBS]; Head head; int count; };
+struct Wave { Job jobs[MAX_JOBS]; Head head; int count, cluster; };  // cluster: blocks of one
 #include "waves/shares.cuh"
 
 // The block that is last to finish a group of rows adds up what all blocks left for it, 8 lanes a row, always in the same order.
@@ -98,6 +100,42 @@ struct Columns {
             for (int t = 0; t < TASKS; ++t) load4(job.head + t * job.width + n0 + column, share[t]);
     }
 };
+
+// The blocks of a cluster have a part of a tile's sums each, in PARTS products as conclude takes them. The first block adds them up, in
+// the order of K, in the place of its first products; to the others this says that they are done.
+template <int PARTS> __device__ __forceinline__ bool add_up(float* products, int rank, int cluster) {
+    const auto each = [&](auto add) {
+        for (int i = threadIdx.x; i < BM * ROW_THREADS; i += THREADS) {
+            float* at = products + i / ROW_THREADS * (BN + 8) + i % ROW_THREADS * 4;
+            float v[4];
+            load4(at, v);
+            add(at, v);
+            store4(at, v);
+        }
+    };
+    each([](const float* at, float v[4]) {
+#pragma unroll
+        for (int w = 1; w < PARTS; ++w) {
+            float p[4];
+            load4(at + w * BM * (BN + 8), p);
+            for (int k = 0; k < 4; ++k) v[k] += p[k];
+        }
+    });
+    arrive_at_cluster();
+    wait_for_cluster();
+    if (rank == 0)
+        each([&](const float* at, float v[4]) {
+            const unsigned address = (unsigned)__cvta_generic_to_shared(at);
+#pragma unroll 4
+            for (int other = 1; other < cluster; ++other) {
+                const float2 a = load_there(address, other), b = load_there(address + 8, other);
+                v[0] += a.x, v[1] += a.y, v[2] += b.x, v[3] += b.y;
+            }
+        });
+    arrive_at_cluster();
+    wait_for_cluster();  // until then a block's sums have to stay
+    return rank == 0;
+}
 
 // Adds up the PARTS products [PARTS][BM][BN + 8] of the tile, applies bias, cross layer and activation, stores, and hands the
 // head its share. contexts: of the tile's rows, if each context has a share of the products.

@@ -18,7 +18,18 @@ from kernels.runtime.launch import check_dense, check_rows, launch, overlapping,
 from kernels.runtime.source import kernel
 from kernels.waves.packed_weights import CrossWeights, LinearWeights, NormWeights, job_weights, share_weights, tf32_halves
 from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, crossed_arguments, fill_head, fill_share
-from kernels.waves.wave_jobs import FmJob, HeadOperands, Job, JobKind, LinearJob, NormJob, Operands, job_constants, shape_of
+from kernels.waves.wave_jobs import (
+    FmJob,
+    HeadOperands,
+    Job,
+    JobKind,
+    LinearJob,
+    NormJob,
+    Operands,
+    chunk_columns,
+    job_constants,
+    shape_of,
+)
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
     EXACT_TILES,
@@ -30,6 +41,7 @@ from kernels.waves.wave_tiles import (
     AnyTile,
     CrossedTile,
     WideTile,
+    clustered,
     tiles_for,
 )
 
@@ -70,6 +82,9 @@ class Wave:
         lone = [t for t in LONE_TILES if crosses and alone and not shared and t.holds(self._dtype.itemsize)]
         wide = EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *(CROSSED_TILES if crosses else ()), *lone)
         self._wide = wide if torch.cuda.get_device_capability(device)[0] == 9 else ()
+        weights = [own.weight for own in self._weights if isinstance(own, LinearWeights)]
+        self._layers = [(len(w), -(-w.shape[1] // chunk_columns(w.dtype))) for w in weights]
+        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
         linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
         # As wave_wgmma.cu takes them.
         self._wide_weights = {i: tf32_halves(w) if precision == "fp32" else w for i, w in linear.items()}
@@ -89,12 +104,15 @@ class Wave:
 
     def tiles_for(self, rows: int) -> list[AnyTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
+        tiles = tiles_for(rows, self._wide)
+        if self._layers and self._wide and not self._shares:
+            tiles += clustered(tiles, rows, self._layers, self._processors)
         tiles = [
             t
-            for t in tiles_for(rows, self._wide)
+            for t in tiles
             if t.shared_bytes + STATIC_BYTES <= self._shared_limit and not (self.has_head and t.columns > MOST_HEAD_COLUMNS)
         ]
-        return tiles if any(isinstance(job, LinearJob) for job in self.jobs) else tiles[:1]  # a warp a row, whatever the tile
+        return tiles if self._layers else tiles[:1]  # a warp a row, whatever the tile
 
     def ways(self, rows: int) -> dict[str, AnyTile | None]:
         """By name, the tiles for a number of rows, and None: a product by cuBLAS, for many rows and one layer alone."""
@@ -169,8 +187,8 @@ class Wave:
             return self._alone(operands[0], rows, state, tile)
         if (head is None) != (self._bias is None):
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
-        shares, wide = len(self._shares), isinstance(tile, WideTile)
-        wave, maps = WaveArguments(count=shares + len(self.jobs)), MapArguments()
+        shares, wide, cluster = len(self._shares), isinstance(tile, WideTile), tile.cluster
+        wave, maps = WaveArguments(count=shares + len(self.jobs), cluster=cluster), MapArguments()
         first = slot = 0
         for at, share in enumerate(self._shares):  # first, as others wait for them
             target = wave.jobs[at]
@@ -214,12 +232,12 @@ class Wave:
                     check_dense("wave x0", given.x0, rows, width, self._dtype)
                     target.x0, target.x0_ld, target.x0_scale = given.x0.data_ptr(), given.x0.stride(0), job.gate
                 slot += target.tiles if len(own.head) else 0
-                first += target.tiles * -(-rows // tile.rows)
+                first += target.tiles * -(-rows // tile.rows) * cluster
             elif isinstance(job, FmJob):
                 check_rows("wave fm x", given.x, rows, job.width)
                 target.kind, target.width, target.depth, target.x_scale = JobKind.FM, job.fields, job.dim, job.x_scale
                 target.x += job.offset * given.x.element_size()
-                first += -(-rows // tile.row_warps)
+                first += _whole(-(-rows // tile.row_warps), cluster)
             elif isinstance(job, NormJob):
                 assert isinstance(own, NormWeights)
                 check_rows("wave norm x", given.x, rows, job.width)
@@ -228,19 +246,19 @@ class Wave:
                 check_rows("wave norm out", given.out, rows, job.width)
                 target.kind, target.width, target.depth, target.x_scale = JobKind.NORM, job.fields, job.dim, job.eps
                 target.weight, target.activation = own.weight.data_ptr(), KINDS["relu"] if job.relu else 0
-                first += -(-rows // tile.row_warps)
+                first += _whole(-(-rows // tile.row_warps), cluster)
             else:
                 target.kind, target.width = JobKind.CROSS, job.width
                 check_rows("wave cross x", given.x, rows, target.width)
                 assert isinstance(own, CrossWeights)
                 target.weight, target.bias = own.weights.data_ptr(), own.k.data_ptr()
-                first += -(-rows // tile.row_warps)
+                first += _whole(-(-rows // tile.row_warps), cluster)
         if head is not None and self._bias is not None:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
         function = self._function(tile)
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
-        shared_bytes = tile.shared_bytes if any(isinstance(job, LinearJob) for job in self.jobs) else 0
-        return partial(launch, function, first, tile.threads, args, shared_bytes=shared_bytes)
+        shared_bytes = tile.shared_bytes if self._layers else 0
+        return partial(launch, function, first, tile.threads, args, shared_bytes=shared_bytes, cluster=cluster)
 
     def _for_library(self, precision: str) -> torch.Tensor | None:
         """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call."""
@@ -294,3 +312,8 @@ class Wave:
         if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
             function.max_dynamic_shared_size_bytes = tile.shared_bytes
         return function
+
+
+def _whole(blocks: int, cluster: int) -> int:
+    """Rounded up to clusters."""
+    return -(-blocks // cluster) * cluster

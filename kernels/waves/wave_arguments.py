@@ -48,7 +48,9 @@ class MapArguments(ctypes.Structure):
 
 
 class WaveArguments(ctypes.Structure):
-    _fields_ = (("jobs", JobArguments * MAX_JOBS), ("head", HeadArguments), ("count", ctypes.c_int))
+    _fields_ = (
+        ("jobs", JobArguments * MAX_JOBS), ("head", HeadArguments), ("count", ctypes.c_int), ("cluster", ctypes.c_int)
+    )  # fmt: skip
 
 
 class LinkArguments(ctypes.Structure):

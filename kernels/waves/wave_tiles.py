@@ -1,7 +1,7 @@
 """The tiles in which a wave can be computed (wave.cu, wave_wgmma.cu). Plain data: sizes, and what follows from them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STATIC_BYTES = 1024  # of shared memory, beside the ring, at most
 MANY_ROWS = 1024  # from which on a library's own kernels may be worth while
@@ -11,7 +11,7 @@ MOST_HEAD_COLUMNS = 128  # of a tile whose rows are dotted with a head: 32 threa
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Of wave.cu: rows and columns of a block's tile; warps along its rows, its columns and K; 128-byte pieces of K a buffer,
-    and buffers.
+    and buffers; blocks that compute a tile together, each a part of K (a cluster, sm_90 on).
     """
 
     rows: int
@@ -19,10 +19,12 @@ class Tile:
     warps: tuple[int, int, int]
     span: int
     stages: int
+    cluster: int = 1
 
     @property
     def name(self) -> str:
-        return f"mma-{self.rows}x{self.columns}-w{'x'.join(map(str, self.warps))}-k{self.span}-s{self.stages}"
+        warps, cluster = "x".join(map(str, self.warps)), f"-c{self.cluster}" if self.cluster > 1 else ""
+        return f"mma-{self.rows}x{self.columns}-w{warps}-k{self.span}-s{self.stages}{cluster}"
 
     @property
     def threads(self) -> int:
@@ -43,14 +45,14 @@ class Tile:
     def constants(self) -> dict[str, str]:
         along_rows, along_columns, along_k = map(str, self.warps)
         sizes = {"BM": str(self.rows), "BN": str(self.columns), "SPAN": str(self.span), "STAGES": str(self.stages)}
-        return sizes | {"WM": along_rows, "WN": along_columns, "WK": along_k}
+        return sizes | {"WM": along_rows, "WN": along_columns, "WK": along_k, "CLUSTERED": str(int(self.cluster > 1))}
 
 
 @dataclass(frozen=True, slots=True)
 class WideTile:
     """Of wave_wgmma.cu (sm_90a): rows and columns of a block's tile; warpgroups along K, for each 64 rows; and 128-byte buffers
     of K, a multiple of these. passes: 3 for float32 as exact as its own arithmetic, in whose buffers two tf32 halves of the
-    weights lie. brings: x0 and xl of cross layers to the L2, ahead of their use.
+    weights lie. brings: x0 and xl of cross layers to the L2, ahead of their use. cluster: as of `Tile`.
     """
 
     rows: int
@@ -59,10 +61,12 @@ class WideTile:
     stages: int
     passes: int = 1
     brings: bool = False
+    cluster: int = 1
 
     @property
     def name(self) -> str:
         kind, end = f"wgmma{self.passes if self.passes > 1 else ''}", "-p" if self.brings else ""
+        end += f"-c{self.cluster}" if self.cluster > 1 else ""
         return f"{kind}-{self.rows}x{self.columns}-w{self.along_k}-s{self.stages}{end}"
 
     @property
@@ -77,11 +81,13 @@ class WideTile:
     def shared_bytes(self) -> int:
         products = 4 * self.along_k * self.rows * (self.columns + 8)
         halves = 2 if self.passes == 3 else 1
-        return max(self.stages * (self.rows + halves * self.columns) * 128, products) + 1024  # to align the ring
+        before = 2048 if self.cluster > 1 else 1024  # to align the ring; barriers
+        return max(self.stages * (self.rows + halves * self.columns) * 128, products) + before
 
     @property
     def constants(self) -> dict[str, str]:
         sizes = {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
+        sizes |= {"CLUSTERED": str(int(self.cluster > 1))}
         return sizes | {"WK": str(self.along_k), "PASSES": str(self.passes), "BRINGS": str(int(self.brings))}
 
 
@@ -156,6 +162,14 @@ EXACT_TILES = (
     WideTile(128, 128, 1, 4, 3),
 )
 
+# And for few tiles of a deep K these, each by a cluster.
+CLUSTERED_TILES: tuple[Tile | WideTile, ...] = (
+    *(TILES[i] for i in (0, 2, 8, 13)),
+    *(WIDE_TILES[i] for i in (1, 3, 7)),
+)
+CLUSTERS = (2, 4, 8)
+LEAST_CHUNKS = 12  # of a block of a cluster: to meet takes a microsecond
+
 
 AnyTile = Tile | WideTile | CrossedTile
 
@@ -165,3 +179,14 @@ def tiles_for(rows: int, wide: Sequence[WideTile | CrossedTile] = ()) -> list[An
     and the precision allow."""
     tiles: list[AnyTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
     return tiles + [t for t in wide if rows >= 64 and t.rows <= rows]
+
+
+def clustered(tiles: Sequence[AnyTile], rows: int, layers: Sequence[tuple[int, int]], processors: int) -> list[AnyTile]:
+    """Those of the tiles that clusters are worth trying for, where tiles alone leave multiprocessors idle. layers: columns, and
+    chunks of K, of each layer of the wave."""
+    found: list[AnyTile] = []
+    for tile in [t for t in CLUSTERED_TILES if t in tiles]:
+        blocks = -(-rows // tile.rows) * sum(-(-width // tile.columns) for width, _ in layers)
+        most = min(2 * processors // max(blocks, 1) if blocks < processors else 0, max(c for _, c in layers) // LEAST_CHUNKS)
+        found += [replace(tile, cluster=c) for c in CLUSTERS if c <= most]
+    return found

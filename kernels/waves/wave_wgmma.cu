@@ -20,6 +20,7 @@
 #define CROSSED 7
 #define KINDS 252
 #define SHARES 1
+#define CLUSTERED 0
 #define BRINGS 0
 #endif
 #define WM (BM / 64)
@@ -132,19 +133,25 @@ __device__ __forceinline__ void bring_to_l2(const Job& job, int m0, int n0, int 
 extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     const __grid_constant__ Maps maps, const __grid_constant__ Wave wave, const int* state) {
     extern __shared__ __align__(1024) char shared[];
+#if CLUSTERED
+    unsigned long long* const barriers = reinterpret_cast<unsigned long long*>(shared);  // before the ring
+#else
     __shared__ __align__(8) unsigned long long barriers[2 * STAGES];
+#endif
     let_dependents_start();
     int j = 0;
     while (j + 1 < wave.count && (int)blockIdx.x >= wave.jobs[j + 1].first) ++j;
     const Job job = wave.jobs[j];  // a copy: read once, and no store can alias it
-    const int block = blockIdx.x - job.first;
+    int block = blockIdx.x - job.first;
     if (PER_ROW && job.kind != LINEAR && !is_share(job)) {
         if (threadIdx.x < THREADS) rows_of<THREADS / 32>(job, block, state);
         return;
     }
+    const int cluster = CLUSTERED ? wave.cluster : 1, rank = CLUSTERED ? block % cluster : 0;
+    if (CLUSTERED) block /= cluster;
     const int m0 = block / job.tiles * BM, tile_column = block % job.tiles, n0 = tile_column * BN;
-    const Chunks chunks(job);
-    const unsigned ring = ((unsigned)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
+    const Chunks chunks(job, rank, cluster);
+    const unsigned ring = ((unsigned)__cvta_generic_to_shared(shared) + 1023 + CLUSTERED * 16 * STAGES) & ~1023u;
     const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {  // a buffer is full when both factors have come
@@ -186,6 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     const bool apart = chunks.apart(job, state);
     if (apart) wait_for_shares(job, contexts, m0, tile_column, rows, batch);
     SYNC();
+    if (CLUSTERED && !add_up<WK>(products, rank, cluster)) return;
     if (is_share(job)) store_shares<WK>(job, products, m0, n0, tile_column, rows, batch);
-    else conclude<WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch, apart ? contexts : nullptr);
+    else conclude<CLUSTERED ? 1 : WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch, apart ? contexts : nullptr);
 }

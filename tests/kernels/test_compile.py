@@ -26,9 +26,9 @@ def covering(variants: Sequence[Mapping[str, str]]) -> set[int]:
     return taken | {i for i, variant in enumerate(variants) if not variant}
 
 
-def fp8(variants: Sequence[Mapping[str, str]]) -> set[int]:
-    """Those for sm_89 on."""
-    return {i for i, variant in enumerate(variants) if "fp8" in variant.values()}
+def later(variants: Sequence[Mapping[str, str]]) -> set[int]:
+    """Those that need more than sm_80: fp8 sm_89, clusters sm_90."""
+    return {i for i, variant in enumerate(variants) if "fp8" in variant.values() or variant.get("CLUSTERED") == "1"}
 
 
 # All variants for one architecture; for the others every value of every constant: that only decides two functions of
@@ -41,10 +41,10 @@ CASES = [
     for of_run in [
         covering(variants)
         if architecture in ("sm_80", "sm_90a")
-        else {max(covering(variants)), *(fp8(variants) & covering(variants))}
+        else {max(covering(variants)), *(later(variants) & covering(variants))}
     ]
     for i in (sorted(covering(variants)) if architecture in ("sm_80", "sm_100") else range(len(variants)))
-    if architecture != "sm_80" or i not in fp8(variants)
+    if architecture != "sm_80" or i not in later(variants)
 ]
 
 

@@ -1,6 +1,8 @@
 """Representatives of the sets of compile-time constants that the kernels are built with; the compile test walks this table."""
 
-from kernels.waves.wave_tiles import CROSSED_TILES, EXACT_TILES, LONE_TILES, TILES, WIDE_TILES
+from dataclasses import replace
+
+from kernels.waves.wave_tiles import CLUSTERED_TILES, CROSSED_TILES, EXACT_TILES, LONE_TILES, TILES, WIDE_TILES
 
 # The Criteo lookup: 39 ids, 16 columns each, first-order weights; all float32, or int8 rows.
 _LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0", "CANDIDATE_NUMBERS": "0", "TOTALS": "39"}
@@ -19,6 +21,8 @@ _CHAIN = {name: value for name, value in _WAVE.items() if name not in ("HEAD", "
 _CHAIN |= {"FIELDS": "0", "DIM": "1", "KEEP": "0", "DIAGONAL": "0", "MIXES": "0"}
 _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants, CROSSED_TILES[0].constants)
+
+_CLUSTERED = tuple(replace(tile, cluster=2).constants for tile in (CLUSTERED_TILES[1], CLUSTERED_TILES[-1]))
 
 _DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
 _TOWER = {"IN": "13", "LAYERS": "3", "WIDTHS": "512,256,64", "KINDS": "1,1,1", "DEPTH": "8"}
@@ -64,7 +68,8 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"), ("fp8", "1"))
         for sizes in _TILES
     )
-    + tuple(_WAVE | {"X": x, "PASSES": "1", "SHARES": "1", **_TILES[1]} for x in ("float", "bf16")),
+    + tuple(_WAVE | {"X": x, "PASSES": "1", "SHARES": "1", **_TILES[1]} for x in ("float", "bf16"))
+    + (_WAVE | {"X": "float", "PASSES": "1", **_CLUSTERED[0]},),
     "dense/activation": ({"X": "float", "ACTIVATION": "7"}, {"X": "bf16", "ACTIVATION": "4"}),
     "interaction/dot": (
         _DOT | {"X": "float", "DIM": "128", "ROWS": "1"},
@@ -124,6 +129,7 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         *(_WAVE | {"X": "float", **tile.constants} for tile in EXACT_TILES),
         *(_WAVE | {"X": "bf16", "SHARES": "1", **sizes} for sizes in _WIDE_TILES),
         _WAVE | {"X": "float", "SHARES": "1", **EXACT_TILES[0].constants},
+        _WAVE | {"X": "bf16", **_CLUSTERED[1]},
     ),
     "waves/crossed_wgmma": tuple(
         tile.constants | {"X": x, "OUTER": outer}

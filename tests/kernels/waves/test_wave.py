@@ -1,11 +1,15 @@
 """Waves: every tile against float64 products of the rounded factors, jobs side by side, and the head behind them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from kernels.dense.library import LIBRARY
 from kernels.waves.wave_tiles import (
+    CLUSTERED_TILES,
+    CLUSTERS,
     CROSSED_TILES,
     EXACT_TILES,
     LONE_TILES,
@@ -15,6 +19,7 @@ from kernels.waves.wave_tiles import (
     WIDE_TILES,
     CrossedTile,
     WideTile,
+    clustered,
     tiles_for,
 )
 from tests.kernels import host_cuda
@@ -23,8 +28,11 @@ from tests.kernels.lane_state import lane_state
 EPS = {"fp32": 2**-23, "tf32": 2**-10, "bf16": 2**-8}  # of a factor or an output; sums are float32
 
 
+CLUSTERED = tuple(replace(tile, cluster=n) for tile in CLUSTERED_TILES for n in CLUSTERS)
+
+
 def test_every_tile_fits_a_multiprocessor_and_divides_into_its_warps():
-    for tile in (*TILES, *WIDE_TILES, *EXACT_TILES, *CROSSED_TILES):
+    for tile in (*TILES, *WIDE_TILES, *EXACT_TILES, *CROSSED_TILES, *CLUSTERED):
         assert tile.shared_bytes + STATIC_BYTES <= 227 * 1024
         assert tile.threads <= 1024
     for wide in (*WIDE_TILES, *EXACT_TILES):
@@ -135,6 +143,38 @@ def check_products(width, rows, precision, tiles, device):
 @pytest.mark.parametrize("width", [8, 72, 624, 1030])
 def test_every_tile_multiplies_and_crosses_exactly(width, rows, precision):
     check_products(width, rows, precision, (*TILES, *wide_tiles(precision)), "cuda:0")
+
+
+def of_precision(tiles, precision):
+    return [t for t in tiles if precision != "fp32" or not isinstance(t, WideTile)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize(("width", "rows"), [(8, 1), (624, 17), (1030, 127), (3456, 1), (3456, 300)])
+def test_the_blocks_of_a_cluster_compute_a_tile_exactly(width, rows, precision):
+    check_products(width, rows, precision, of_precision(CLUSTERED, precision), "cuda:0")
+
+
+@pytest.mark.bulk
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_on_the_host_too_the_blocks_of_a_cluster_compute_a_tile_exactly(on_host, precision):
+    for (width, rows), tile in zip(((8, 1), (72, 17), (328, 70), (1030, 3), (264, 130)), CLUSTERED_TILES[:5], strict=True):
+        for cluster in (2, 4) if width < 1000 else (8,):
+            check_products(width, rows, precision, of_precision([replace(tile, cluster=cluster)], precision), "cpu")
+
+
+def test_clusters_are_for_few_tiles_of_a_deep_product():
+    def names(rows, *layers):
+        return {t.name: t.cluster for t in clustered(tiles_for(rows, WIDE_TILES), rows, layers, 132)}
+
+    assert names(1, (512, 108)).keys() >= {f"mma-16x16-w1x1x16-k8-s5-c{n}" for n in CLUSTERS}
+    assert names(1, (512, 54)).keys() >= {f"mma-16x16-w1x1x16-k8-s5-c{n}" for n in (2, 4)}
+    assert 8 not in names(1, (512, 54)).values(), "too little for eight"
+    assert not names(1, (512, 20)), "too little for two"
+    assert not names(4096, (512, 108)).keys() & {"wgmma-64x64-w2-s12-c2"}, "the GPU is full"
+    assert not names(1, (4096, 108))
+    assert names(1, (256, 108), (256, 20)) == names(1, (512, 108)), "a wave is as deep as its deepest layer"
 
 
 @pytest.mark.bulk
@@ -332,14 +372,14 @@ def shared_k(tiles):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_rows_beyond_the_true_number_are_not_written(precision):
-    check_padding(precision, (*TILES, *wide_tiles(precision)), "cuda:0")
+    check_padding(precision, (*TILES, *wide_tiles(precision), *of_precision(CLUSTERED, precision)), "cuda:0")
 
 
 @pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_on_the_host_too_rows_beyond_the_true_number_are_not_written(on_host, precision):
     wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
-    check_padding(precision, (TILES[0], shared_k(wide), shared_k(wide[::-1])), "cpu")
+    check_padding(precision, (TILES[0], replace(TILES[0], cluster=2), shared_k(wide), shared_k(wide[::-1])), "cpu")
 
 
 def check_padding(precision, tiles, device):
@@ -361,8 +401,10 @@ def check_padding(precision, tiles, device):
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.parametrize("rows", [1, 40, 300])
 def test_the_head_behind_a_wave_sums_all_parts_and_logits_again_and_again(rows, tasks, precision, tolerance):
+    more = [t for t in of_precision(CLUSTERED, precision) if t.columns <= MOST_HEAD_COLUMNS]
+    own = (1, 16, 64, 256, 4096)
     tiles = check_head(
-        rows, tasks, precision, tolerance, lambda w: {t for n in (1, 16, 64, 256, 4096) for t in w.tiles_for(n)}, "cuda:0"
+        rows, tasks, precision, tolerance, lambda w: {*more, *(t for n in own for t in w.tiles_for(n))}, "cuda:0"
     )
     assert any(isinstance(t, WideTile) for t in tiles)
 
@@ -371,7 +413,10 @@ def test_the_head_behind_a_wave_sums_all_parts_and_logits_again_and_again(rows, 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 2e-2)])
 def test_on_the_host_too_the_head_sums_all_parts_and_logits_again_and_again(on_host, precision, tolerance):
     for rows, tasks in ((1, 1), (70, 3)):
-        check_head(rows, tasks, precision, tolerance, lambda w: [w.tiles_for(64)[1], shared_k(w.tiles_for(64))], "cpu")
+        check_head(
+            rows, tasks, precision, tolerance,
+            lambda w: [w.tiles_for(64)[1], shared_k(w.tiles_for(64)), replace(TILES[0], cluster=2)], "cpu",
+        )  # fmt: skip
 
 
 def check_head(rows, tasks, precision, tolerance, tiles_of, device):
