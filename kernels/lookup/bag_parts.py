@@ -16,6 +16,8 @@ LONG, LONG_WIDE, WIDE_VECTORS = 16, 8, 4
 FAR = 1  # in tiers: all rows of a part are looked for once, and are on their way before one is used
 FARTHER = 0  # where many lie in the host's memory: one table after the other, see `far_tiling`
 MOST_IDS = 4 * FLIGHT  # of a part: a bag of 100 makes four, and a row's partial sums take 2 kB (128 columns)
+# Of a part where a block has one row alone, whose parts are read all at once, and bytes of that row's sums.
+FEW_IDS, FEW_SUM_BYTES = FLIGHT, 24 * 1024
 PART_BYTES = 48, 64  # of a part and of a join in shared memory: bags.cuh's Part; in tiers
 _MOST_RECORDS = 320  # parts and joins, in 15 kB of shared memory
 _MOST_SUM_BYTES = 8192  # of a row
@@ -50,19 +52,21 @@ class BagParts:
         return records * PART_BYTES[tiers] + 16 + rows * self.sums * (self.columns + 4) * 4 if records else 0
 
 
-def bag_parts(plan: LookupPlan, vector: int, most_ids: int | None = None) -> tuple[BagParts, list[Slot]]:
+def bag_parts(
+    plan: LookupPlan, vector: int, most_ids: int | None = None, part_ids: int = MOST_IDS, sum_bytes: int = _MOST_SUM_BYTES
+) -> tuple[BagParts, list[Slot]]:
     """The parts of all bags of x whose columns are vectors, with the slots of one id beside them; and the slots that are
     neither. No parts where no bag is long, or where they would not fit. most_ids: of a bag that is not long; None: as its
-    columns have it.
+    columns have it. part_ids: of a part, at most, unless a row's sums would take more than `sum_bytes`.
     """
     wide = [s for s in plan.x_slots if s.kind == Kind.GATHER and s.dim % vector == s.out % vector == 0]
-    most = MOST_IDS
+    most = part_ids
     while any(s.columns > (_short(s, vector) if most_ids is None else most_ids) for s in wide):
         made = _cut(plan, wide, vector, most)
-        if len(made.units) > _MOST_RECORDS:
-            break
-        if made.shared_bytes(1) - made.shared_bytes(0) <= _MOST_SUM_BYTES:
+        if len(made.units) <= _MOST_RECORDS and made.shared_bytes(1) - made.shared_bytes(0) <= sum_bytes:
             return made, [s for s in plan.x_slots if s not in wide]
+        if not made.joins:
+            break
         most *= 2
     return BagParts(), list(plan.x_slots)
 

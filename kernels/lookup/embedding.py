@@ -1,14 +1,14 @@
 """The fused multi-table lookup on a GPU (embedding.cu): its device-side plan and the typed launch. See `reference.lookup`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from kernels.lookup.bag_parts import FAR, FARTHER, LONG, bag_parts
+from kernels.lookup.bag_parts import FAR, FARTHER, FEW_IDS, FEW_SUM_BYTES, LONG, BagParts, bag_parts
 from kernels.lookup.descriptors import REACH, TABLE, Descriptors
 from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
 from kernels.lookup.tiling import Tiling, bag_tiling, far_tiling, tiling
@@ -19,6 +19,15 @@ from kernels.runtime.state import STATE_WORDS
 
 _SHARED_LIMIT = 46 * 1024
 _TERM_BYTES = 36, 52  # a first-order term's in shared memory: embedding.cu's Source and a scale; in tiers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cut:
+    """How bags are cut into parts, and the records of all units: as built, and on the device. Some kB."""
+
+    bags: BagParts
+    image: np.ndarray
+    records: torch.Tensor
 
 
 class DeviceLookup:
@@ -58,14 +67,20 @@ class DeviceLookup:
         units = [u for s in others for u in units_of(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
-        self._image = units_image([*units, *totals, *self.bags.units], self.bags.columns, descriptors.tiers)
-        self._units = torch.zeros(self._image.nbytes, dtype=torch.uint8, device=self._device)
+        cuts = [self.bags]
+        if self.bags.parts and not descriptors.tiers:
+            cuts.append(bag_parts(plan, vector, None, FEW_IDS, FEW_SUM_BYTES)[0])
+        self._cuts: list[_Cut] = []
+        for bags in cuts:
+            image = units_image([*units, *totals, *bags.units], bags.columns, descriptors.tiers)
+            self._cuts.append(_Cut(bags, image, torch.zeros(image.nbytes, dtype=torch.uint8, device=self._device)))
         self.place()
         sides = plan.context_ids, plan.candidate_ids
         self._context_bytes = plan.context_ids.nbytes + plan.context_numbers * 4
         self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
-        if self._shared_bytes(1) > _SHARED_LIMIT:
-            raise ValueError(f"lookup: got {self._shared_bytes(1)} bytes of terms, ids, numbers, expected <= {_SHARED_LIMIT}")
+        if (size := self._shared_bytes(1, self.bags)) > _SHARED_LIMIT:
+            raise ValueError(f"lookup: got {size} bytes of terms, ids, numbers, expected <= {_SHARED_LIMIT}")
+        self._cuts = [c for c in self._cuts if self._shared_bytes(1, c.bags) <= _SHARED_LIMIT]
         self._most = max([1, *(s.columns for s in (*others, *plan.total_slots))])
         self._constants = {
             "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
@@ -76,16 +91,18 @@ class DeviceLookup:
             "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
             "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
             "OUT_FACTOR": f"{1 / out_scale!r}f", "TIERS": int(descriptors.tiers),
-            "MOST": self._most, "PARTS": len(self.bags.parts), "SINGLES": len(self.bags.singles),
-            "JOINS": len(self.bags.joins),
-            "TEAM": self.bags.team,
+            "MOST": self._most,
             "ONCE": ",".join(f"{{{first},{end}}}" for first, end in self.once) or "{0,0}",
             "SHARED": f"{{{shared[0]},{shared[1]}}}" if shared else "{0,0}",
         }  # fmt: skip
 
     def place(self) -> None:
         """Takes over from the descriptors where tables lie. Again after they changed, before a batch is of that generation."""
-        (image,) = self._image
+        for cut in self._cuts:
+            self._place(cut)
+
+    def _place(self, cut: _Cut) -> None:
+        (image,) = cut.image
         reads = np.flatnonzero(image["unit"]["row_bytes"])
         far = image["far"][reads]
         tables = self._descriptors.tables.cpu().numpy().view(TABLE).reshape(2, -1).T[far["table"]]  # [reads, 2]
@@ -95,28 +112,36 @@ class DeviceLookup:
         if self._descriptors.tiers:
             image["near"][reads], image["ranks"][reads] = tables["end"], tables["ranks"]
         image["scale"][reads] = np.where(tables["scale"] > 0, tables["scale"] + 4 * offset, 0)
-        self._units.copy_(torch.from_numpy(self._image.view(np.uint8)))
+        cut.records.copy_(torch.from_numpy(cut.image.view(np.uint8)))
+
+    def _cut(self, rows: int) -> _Cut:
+        """That of a launch: the last, of short parts, where each row has a multiprocessor for itself."""
+        return self._cuts[-1 if rows <= self._processors else 0]
 
     def tiling(self, rows: int, pinned: bool) -> Tiling:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
-        if self.bags.units:
-            parts, team, tiers = len(self.bags.parts), self.bags.team, self._descriptors.tiers
-            threads = (parts or len(self.bags.singles)) * team
+        bags = self._cut(rows).bags
+        if bags.units:
+            parts, team, tiers = len(bags.parts), bags.team, self._descriptors.tiers
+            few = rows <= self._processors and not tiers  # then no thread comes back for a single
+            threads = (parts + len(bags.singles) if few else parts or len(bags.singles)) * team
             t = bag_tiling(rows, self.units, self.totals, threads, self._processors, pinned, tiers)
             if self._descriptors.spread > REACH:
                 t = far_tiling(rows, t, team, parts, self._processors)
         else:
             t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
-        return replace(t, rows=next(r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r) <= _SHARED_LIMIT))
+        fitting = (r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r, bags) <= _SHARED_LIMIT)
+        return replace(t, rows=next(fitting))
 
-    def _shared_bytes(self, rows: int) -> int:
+    def _shared_bytes(self, rows: int, bags: BagParts) -> int:
         own = self.totals * _TERM_BYTES[self._descriptors.tiers] + rows * (4 + self._context_bytes)
         staged = sum(_lines(rows * size + 124) for size in self._candidate_bytes)
-        return _lines(own) + staged + self.bags.shared_bytes(rows, self._descriptors.tiers)
+        return _lines(own) + staged + bags.shared_bytes(rows, self._descriptors.tiers)
 
-    def _kernel(self, t: Tiling, ahead: bool) -> Any:
+    def _kernel(self, t: Tiling, bags: BagParts, ahead: bool) -> Any:
         sizes = {
+            "PARTS": len(bags.parts), "SINGLES": len(bags.singles), "JOINS": len(bags.joins), "TEAM": bags.team,
             "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "GROUP": t.group,
             "BLOCKS": t.blocks, "FLIGHT": t.flight, "AHEAD": int(ahead),
         }  # fmt: skip
@@ -130,8 +155,8 @@ class DeviceLookup:
             buckets: rows, and whether such launches run ahead of their rows. pinned: ids and numbers lie in host memory.
         """
         # Launches that differ in a block's rows alone share a kernel.
-        tilings = {(replace(self.tiling(rows, pinned), rows=0), ahead) for rows, ahead in buckets.items()}
-        return [partial(self._kernel, t, ahead) for t, ahead in tilings]
+        tilings = {(replace(self.tiling(rows, pinned), rows=0), self._cut(rows).bags, ahead) for rows, ahead in buckets.items()}
+        return [partial(self._kernel, *what) for what in tilings]
 
     def __call__(
         self,
@@ -202,9 +227,10 @@ class DeviceLookup:
             raise ValueError(f"lookup state: got {got}, expected {STATE_WORDS} for rows that are staged after the launch")
         descriptors = self._descriptors
         t = self.tiling(rows, pinned=not (batch.candidate_ids.is_cuda or batch.context_ids.is_cuda))
+        cut = self._cut(rows)
         i32 = np.int32
         launch(
-            self._kernel(t, ahead),
+            self._kernel(t, cut.bags, ahead),
             -(-rows // t.rows),
             t.unit_threads + t.total_threads,
             (
@@ -212,14 +238,14 @@ class DeviceLookup:
                 batch.context_ids.data_ptr(), batch.candidate_ids.data_ptr(),
                 batch.context_numbers.data_ptr(), batch.candidate_numbers.data_ptr(),
                 descriptors.tables.data_ptr(), descriptors.segments.data_ptr(),
-                i32(descriptors.n_tables), i32(descriptors.n_segments), self._units.data_ptr(),
+                i32(descriptors.n_tables), i32(descriptors.n_segments), cut.records.data_ptr(),
                 0 if x is None else x.data_ptr(), i32(0 if x is None else x.stride(0)),
                 0 if total is None else total.data_ptr(),
                 descriptors.out_of_range.data_ptr(), state.data_ptr(), 0 if context_rows is None else context_rows.data_ptr(),
                 0 if shared_x is None else shared_x.data_ptr(), i32(0 if shared_x is None else len(shared_x)),
                 i32(rows), i32(t.rows), i32(counts),
             ),
-            shared_bytes=self._shared_bytes(t.rows),
+            shared_bytes=self._shared_bytes(t.rows, cut.bags),
         )  # fmt: skip
 
 

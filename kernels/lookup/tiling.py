@@ -53,8 +53,12 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, po
     if grid > processors * resident(unit_threads):
         unit_threads = width(320 if lanes > 1 else 224)
     blocks = 1 if grid <= processors else min(2, resident(unit_threads))
-    group = next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
-    return Tiling(wanted, unit_threads, total_threads, group, blocks)
+    return Tiling(wanted, unit_threads, total_threads, _lanes_of(totals), blocks)
+
+
+def _lanes_of(totals: int) -> int:
+    """Lanes that sum a row's first-order terms."""
+    return next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
 
 
 def bag_tiling(
@@ -65,12 +69,15 @@ def bag_tiling(
     units: output vectors that are of no bag. bag_threads: that the parts of one row take. The constants are from sweeps on an
     H200: MLPerf's bags, 64 and 128 columns, float16 and int8, uniform and Zipf ids, 1,024 to 16,384 rows; 48 tilings, and 9.
     """
+    if rows <= processors and not tiers:  # all that a row reads at once
+        threads = -(-min(704, max(units, bag_threads)) // 32) * 32
+        return Tiling(1, threads, 64 if totals else 0, _lanes_of(totals), 1)
     many = rows > 16 * processors
     narrow = many and not tiers  # four blocks of few rows each: more warps, whose threads have fewer rows in flight
     wanted = min(8 if many and not pinned and tiers else 4, -(-rows // processors))
     most = 256 if narrow else 320
     unit_threads = min(most, -(-max(units, bag_threads * wanted) // 32) * 32)
-    group = next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
+    group = _lanes_of(totals)
     total_threads = 64 if totals else 0
     if unit_threads == most or (narrow and unit_threads + total_threads > most):  # four blocks' registers
         unit_threads = most - total_threads

@@ -8,7 +8,7 @@ import torch
 
 from kernels.lookup import bag_parts as cut
 from kernels.lookup import embedding
-from kernels.lookup.bag_parts import FAR, FARTHER, BagParts, bag_parts
+from kernels.lookup.bag_parts import FAR, FARTHER, FEW_IDS, FEW_SUM_BYTES, FLIGHT, BagParts, bag_parts
 from kernels.lookup.descriptors import REACH
 from kernels.lookup.plan import IdColumn, Kind, Slot, TableShape
 from kernels.lookup.tiling import bag_tiling
@@ -253,6 +253,22 @@ def test_parts_cover_every_id_of_every_column_once(dims, vector):
     assert sorted(part.number for part in bags.parts if part.number < 0xFFFF) == list(range(bags.sums))
     assert sorted(j.number + i for j in bags.joins for i in range(j.ids)) == list(range(bags.sums))
     assert [part.ids for part in bags.parts] == sorted((part.ids for part in bags.parts), reverse=True)
+
+
+def test_where_a_row_has_a_block_alone_a_bag_is_cut_into_parts_that_are_read_at_once():
+    plan = bags_plan(MLPERF, (128,), F16)
+    few, others = bag_parts(plan, 8, None, FEW_IDS, FEW_SUM_BYTES)
+    many, _ = bag_parts(plan, 8)
+    assert max(part.ids for part in few.parts) == FLIGHT < max(part.ids for part in many.parts)
+    assert len(few.parts) == sum(-(-n // FLIGHT) for n in MLPERF if n > 1)
+    assert others == []
+    sixty, _ = bag_parts(bags_plan((100,) * 60, (16,), F16), 8, None, FEW_IDS, FEW_SUM_BYTES)
+    assert {part.ids for part in sixty.parts} == {24, 28}, "eight ids a part would be too many parts"
+    lookup = OnDevice(plan, tables_of(plan), "host", F32).lookup
+    sizes = {rows: lookup.tiling(rows, pinned=True) for rows in (1, 132, 133)}
+    assert (sizes[1], sizes[1].rows) == (sizes[132], 1)
+    assert sizes[1].unit_threads >= (len(few.parts) + len(few.singles)) * few.team
+    assert sizes[133].unit_threads == 320
 
 
 def test_sums_of_a_row_stay_small_and_too_many_parts_or_no_long_bag_are_none():

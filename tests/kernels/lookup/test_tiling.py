@@ -92,7 +92,8 @@ def test_blocks_of_parts_have_few_rows_and_registers(rows, units, totals, bag_th
 @pytest.mark.parametrize(
     ("rows", "pinned", "tiers", "expected"),
     [
-        (64, True, False, (1, 288, 2, 8)),
+        (64, True, False, (1, 288, 1, 8)),
+        (132, True, False, (1, 288, 1, 8)),
         (256, False, False, (2, 320, 2, 8)),
         (1024, False, False, (4, 320, 2, 8)),
         (1024, True, False, (4, 320, 2, 8)),
