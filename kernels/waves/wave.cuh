@@ -104,34 +104,32 @@ struct Columns {
 // The blocks of a cluster have a part of a tile's sums each, in PARTS products as conclude takes them. The first block adds them up, in
 // the order of K, in the place of its first products; to the others this says that they are done.
 template <int PARTS> __device__ __forceinline__ bool add_up(float* products, int rank, int cluster) {
-    const auto each = [&](auto add) {
-        for (int i = threadIdx.x; i < BM * ROW_THREADS; i += THREADS) {
-            float* at = products + i / ROW_THREADS * (BN + 8) + i % ROW_THREADS * 4;
-            float v[4];
-            load4(at, v);
-            add(at, v);
-            store4(at, v);
-        }
-    };
-    each([](const float* at, float v[4]) {
+    for (int i = threadIdx.x; i < BM * ROW_THREADS; i += THREADS) {
+        float* at = products + i / ROW_THREADS * (BN + 8) + i % ROW_THREADS * 4;
+        float v[4];
+        load4(at, v);
 #pragma unroll
         for (int w = 1; w < PARTS; ++w) {
             float p[4];
             load4(at + w * BM * (BN + 8), p);
             for (int k = 0; k < 4; ++k) v[k] += p[k];
         }
-    });
+        store4(at, v);
+    }
     arrive_at_cluster();
     wait_for_cluster();
-    if (rank == 0)
-        each([&](const float* at, float v[4]) {
-            const unsigned address = (unsigned)__cvta_generic_to_shared(at);
+    for (int i = threadIdx.x; rank == 0 && i < BM * ROW_THREADS; i += THREADS) {
+        float* at = products + i / ROW_THREADS * (BN + 8) + i % ROW_THREADS * 4;
+        const unsigned address = (unsigned)__cvta_generic_to_shared(at);
+        float v[4];
+        load4(at, v);
 #pragma unroll 4
-            for (int other = 1; other < cluster; ++other) {
-                const float2 a = load_there(address, other), b = load_there(address + 8, other);
-                v[0] += a.x, v[1] += a.y, v[2] += b.x, v[3] += b.y;
-            }
-        });
+        for (int other = 1; other < cluster; ++other) {
+            const float2 a = load_there(address, other), b = load_there(address + 8, other);
+            v[0] += a.x, v[1] += a.y, v[2] += b.x, v[3] += b.y;
+        }
+        store4(at, v);
+    }
     arrive_at_cluster();
     wait_for_cluster();  // until then a block's sums have to stay
     return rank == 0;
