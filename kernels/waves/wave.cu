@@ -97,17 +97,17 @@ struct Product {
         const int wk = warp / (WM * WN), wm = warp % WM, wn = warp / WM % WN;
         const unsigned stage = shared + span % STAGES * STAGE_BYTES;
         const unsigned a_row = stage + (wm * (BM / WM) + (lane & 15)) * 128, a_piece = ((lane >> 4) ^ (lane & 7)) << 4;
-        const unsigned b_row = stage + (BM + wn * (BN / WN) + (lane & 7) + ((lane >> 4) << 3)) * 128;
+        const unsigned b_row = stage + (BM + wn * (BN / WN) + (lane & 7) + (NT > 1 ? (lane >> 4) << 3 : 0)) * 128;  // of one the same twice
         const unsigned b_piece = (((lane >> 3) & 1) ^ (lane & 7)) << 4;
 #pragma unroll
         for (int i = 0; i < 4 * SPAN / WK; ++i) {
             const int step = wk + i * WK;  // 32 bytes of K
             const unsigned in = (step >> 2) * (BM + BN) * 128, flip = (step & 3) << 5;
-            unsigned a[MT][4], b[NT][2], a_rest[MT][4], b_rest[NT][2];
+            unsigned a[MT][4], b[NT + NT % 2][2], a_rest[MT][4], b_rest[NT][2];
 #pragma unroll
             for (int m = 0; m < MT; ++m) load_matrices(a[m], a_row + in + m * 2048 + (a_piece ^ flip));
 #pragma unroll
-            for (int n = 0; n + 1 < NT; n += 2) load_matrices(b[n], b_row + in + n * 1024 + (b_piece ^ flip));
+            for (int n = 0; n < NT; n += 2) load_matrices(b[n], b_row + in + n * 1024 + (b_piece ^ flip));
             if (PASSES == 3) {
                 split<4 * MT>(a[0], a_rest[0]);
                 split<2 * NT>(b[0], b_rest[0]);

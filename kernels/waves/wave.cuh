@@ -118,7 +118,12 @@ template <int PARTS> __device__ __forceinline__ bool add_up(float* products, int
     }
     arrive_at_cluster();
     wait_for_cluster();
-    for (int i = threadIdx.x; rank == 0 && i < BM * ROW_THREADS; i += THREADS) {
+    if (rank) {
+        arrive_at_cluster();
+        wait_for_cluster();  // its sums have to stay until they are read
+        return false;
+    }
+    for (int i = threadIdx.x; i < BM * ROW_THREADS; i += THREADS) {
         float* at = products + i / ROW_THREADS * (BN + 8) + i % ROW_THREADS * 4;
         const unsigned address = (unsigned)__cvta_generic_to_shared(at);
         float v[4];
@@ -131,8 +136,7 @@ template <int PARTS> __device__ __forceinline__ bool add_up(float* products, int
         store4(at, v);
     }
     arrive_at_cluster();
-    wait_for_cluster();  // until then a block's sums have to stay
-    return rank == 0;
+    return true;
 }
 
 // Adds up the PARTS products [PARTS][BM][BN + 8] of the tile, applies bias, cross layer and activation, stores, and hands the

@@ -100,7 +100,7 @@ class Wave:
     @property
     def most_slots(self) -> int:
         """Partial sums of the head a row, at most: with the narrowest tiles."""
-        return sum(-(-len(own.bias) // 16) for own in self._weights if isinstance(own, LinearWeights) and len(own.head))
+        return sum(-(-len(own.bias) // 8) for own in self._weights if isinstance(own, LinearWeights) and len(own.head))
 
     def tiles_for(self, rows: int) -> list[AnyTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""

@@ -167,7 +167,7 @@ def most_contexts(rows: int) -> int:
 
 
 def share_marks(rows: int, out: int) -> int:
-    """Words that tell of shares, with the smallest tiles."""
+    """Words that tell of shares, with the smallest tiles that share."""
     return -(-most_contexts(rows) // 16) * -(-out // 16)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 STATIC_BYTES = 1024  # of shared memory, beside the ring, at most
+FEW_ROWS = 16  # up to which it may pay to spread the weights over as many blocks as there can be; shares are for more
 MANY_ROWS = 1024  # from which on a library's own kernels may be worth while
 MOST_HEAD_COLUMNS = 128  # of a tile whose rows are dotted with a head: 32 threads of 4 columns, which one warp adds up
 
@@ -122,6 +123,7 @@ class CrossedTile:
 
 
 TILES = (
+    Tile(16, 8, (1, 1, 8), 8, 6),
     Tile(16, 16, (1, 1, 8), 4, 5),
     Tile(16, 16, (1, 1, 8), 8, 5),
     Tile(16, 16, (1, 1, 16), 8, 5),
@@ -164,7 +166,7 @@ EXACT_TILES = (
 
 # And for few tiles of a deep K these, each by a cluster.
 CLUSTERED_TILES: tuple[Tile | WideTile, ...] = (
-    *(TILES[i] for i in (0, 2, 8, 13)),
+    *(TILES[i] for i in (1, 3, 9, 14)),
     *(WIDE_TILES[i] for i in (1, 3, 7)),
 )
 CLUSTERS = (2, 4, 8)
@@ -178,6 +180,7 @@ def tiles_for(rows: int, wide: Sequence[WideTile | CrossedTile] = ()) -> list[An
     """The tiles worth trying for a number of rows: none that is mostly padding, none far too small. `wide`: those that the GPU
     and the precision allow."""
     tiles: list[AnyTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
+    tiles = [t for t in tiles if t.columns > 8 or rows <= FEW_ROWS]
     return tiles + [t for t in wide if rows >= 64 and t.rows <= rows]
 
 

@@ -19,7 +19,7 @@ _WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", 
 _WAVE |= {"SHARES": "0"}
 _CHAIN = {name: value for name, value in _WAVE.items() if name not in ("HEAD", "SHARES")}
 _CHAIN |= {"FIELDS": "0", "DIM": "1", "KEEP": "0", "DIAGONAL": "0", "MIXES": "0"}
-_TILES = (TILES[0].constants, TILES[-1].constants)
+_TILES = (TILES[0].constants, TILES[1].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants, CROSSED_TILES[0].constants)
 
 _CLUSTERED = tuple(replace(tile, cluster=2).constants for tile in (CLUSTERED_TILES[1], CLUSTERED_TILES[-1]))
@@ -68,7 +68,7 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"), ("fp8", "1"))
         for sizes in _TILES
     )
-    + tuple(_WAVE | {"X": x, "PASSES": "1", "SHARES": "1", **_TILES[1]} for x in ("float", "bf16"))
+    + tuple(_WAVE | {"X": x, "PASSES": "1", "SHARES": "1", **_TILES[-1]} for x in ("float", "bf16"))
     + (_WAVE | {"X": "float", "PASSES": "1", **_CLUSTERED[0]},),
     "dense/activation": ({"X": "float", "ACTIVATION": "7"}, {"X": "bf16", "ACTIVATION": "4"}),
     "interaction/dot": (

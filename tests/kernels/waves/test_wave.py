@@ -41,7 +41,7 @@ def test_every_tile_fits_a_multiprocessor_and_divides_into_its_warps():
     for tile in TILES:
         along_rows, along_columns, along_k = tile.warps
         assert tile.rows % (16 * along_rows) == 0
-        assert tile.columns % (16 * along_columns) == 0
+        assert tile.columns % (16 * along_columns) == 0 or tile.columns == 8
         assert 4 * tile.span % along_k == 0
         assert tile.stages >= 2
 
@@ -183,7 +183,7 @@ def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
     """The smallest tile, one whose warps split all of K, one with warps along rows and columns; for warpgroups those of shared
     K, and one of many rows.
     """
-    tiles = [TILES[0], *(t for t in TILES if t.name in ("mma-32x32-w1x1x8-k4-s6", "mma-64x64-w2x2x1-k1-s4"))]
+    tiles = [*TILES[:2], *(t for t in TILES if t.name in ("mma-32x32-w1x1x8-k4-s6", "mma-64x64-w2x2x1-k1-s4"))]
     wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
     tiles += [*(t for t in wide if t.along_k > 1), next(t for t in wide if (t.rows, t.columns) == (128, 128))]
     tiles += () if precision == "fp32" else CROSSED_TILES[:1]
@@ -432,7 +432,7 @@ def check_head(rows, tasks, precision, tolerance, tiles_of, device):
     logits = [torch.from_numpy(rng.standard_normal((rows, n))).float().to(device) for n in (1, tasks)]
     kept = torch.empty(rows, 72, dtype=dtype, device=device)
     partial, arrived = (
-        torch.empty(rows * 20 * tasks, device=device),
+        torch.empty(rows * 40 * tasks, device=device),
         torch.zeros(-(-rows // 16), dtype=torch.int32, device=device),
     )
     state = lane_state(rows, device)
