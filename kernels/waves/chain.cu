@@ -164,7 +164,7 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
     if (link.out && own && r < rows) put(link.out + (long long)r * link.out_ld + column, v, batch);
 }
 
-// FM, CROSS and NORM links: a warp a row. A cross network's weights too are on their way before x is: read beside it, a few at a time as
+// FM and CROSS links: a warp a row; NORM by fields. A cross network's weights too are on their way before x is: read beside it, a few at a time as
 // registers allow, they took longer than all layers.
 __device__ __forceinline__ void rows_of(Link link, const int* state, char* shared) {
     if (PER_ROW == CROSS || (PER_ROW & CROSS && link.kind == CROSS)) {
@@ -181,18 +181,20 @@ __device__ __forceinline__ void rows_of(Link link, const int* state, char* share
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
     if (PER_ROW == NORM || (PER_ROW & NORM && link.kind == NORM)) {
-        const auto norm = [&](const auto* x) {
-            norm_row(x, link.width, link.depth, link.number, static_cast<const float*>(link.weight), link.activation == RELU_,
-                     [&](int column, float v) { put(link.out + (long long)row * link.out_ld + column, v, batch); });
-        };
+        const X* x = static_cast<const X*>(link.x);
         if (link.linked) {
-            X* x = reinterpret_cast<X*>(shared);  // [ROWS][x_ld]
-            take_rows(x, link.x_ld, static_cast<const Word*>(link.x), rows, link.x_ld, batch);
+            X* own = reinterpret_cast<X*>(shared);  // [ROWS][x_ld]
+            take_rows(own, link.x_ld, static_cast<const Word*>(link.x), rows, link.x_ld, batch);
             __syncthreads();
-            if (row < rows) norm(x + row * link.x_ld);
-        } else if (row < rows) {
-            norm(static_cast<const X*>(link.x) + (long long)row * link.x_ld);
+            x = own;
         }
+        const int fields_at_once = THREADS / lanes_of(link.depth) * FIELDS_AT_ONCE;
+        for (int block = 0; block * fields_at_once < rows * link.width; ++block)
+            norm_fields<THREADS>(
+                x, link.x_ld, rows, block, link.width, link.depth, link.number, static_cast<const float*>(link.weight),
+                link.activation == RELU_, [&](int r, int column, const float* v, int count) {
+                    for (int i = 0; i < count; ++i) put(link.out + (long long)r * link.out_ld + column + i, v[i], batch);
+                });
         return;
     }
     if (!LOGITS) return;

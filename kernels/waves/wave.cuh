@@ -210,18 +210,21 @@ __device__ __forceinline__ void conclude(
     if (HEAD && job.head) finish(head, m0, rows, batch);
 }
 
-// FM, CROSS and NORM jobs: a warp a row, WARPS rows a block.
+// NORM jobs by fields; FM and CROSS a warp a row, WARPS rows a block.
 template <int WARPS_> __device__ __forceinline__ void rows_of(const Job& job, int block, const int* state) {
     wait_for_dependencies();
-    const int row = block * WARPS_ + (threadIdx.x >> 5);
-    if (row >= state[TRUE_ROWS]) return;
+    const int rows = state[TRUE_ROWS], row = block * WARPS_ + (threadIdx.x >> 5);
     if (PER_ROW == NORM || (PER_ROW & NORM && job.kind == NORM)) {
-        X* out = static_cast<X*>(job.out) + (long long)row * job.out_ld;
-        norm_row(job.x + (long long)row * job.x_ld, job.width, job.depth, job.x_scale, static_cast<const float*>(job.weight),
-                 job.activation == RELU_, [&](int column, float v) { store_value(out + column, v); });
+        norm_fields<32 * WARPS_>(
+            job.x, job.x_ld, rows, block, job.width, job.depth, job.x_scale, static_cast<const float*>(job.weight),
+            job.activation == RELU_, [&](int r, int column, const float* v, int count) {
+                X* at = static_cast<X*>(job.out) + (long long)r * job.out_ld + column;
+                if (count == 4) store4(at, v);
+                else store_value(at, *v);
+            });
         return;
     }
-    if (!LOGITS) return;
+    if (!LOGITS || row >= rows) return;
     const float scale = FP8 && job.kind == FM ? job.x_scale * job.x_scale : 1.0f;
     interact(job, row, [&](long long i, float logit) { static_cast<float*>(job.out)[i] = logit * scale; });
 }

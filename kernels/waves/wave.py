@@ -240,13 +240,13 @@ class Wave:
                 first += _whole(-(-rows // tile.row_warps), cluster)
             elif isinstance(job, NormJob):
                 assert isinstance(own, NormWeights)
-                check_rows("wave norm x", given.x, rows, job.width)
+                check_dense("wave norm x", given.x, rows, job.width, self._dtype)
                 if given.out is None:
                     raise ValueError("wave norm: got no out, expected one")
-                check_rows("wave norm out", given.out, rows, job.width)
+                check_dense("wave norm out", given.out, rows, job.width, self._dtype)
                 target.kind, target.width, target.depth, target.x_scale = JobKind.NORM, job.fields, job.dim, job.eps
                 target.weight, target.activation = own.weight.data_ptr(), KINDS["relu"] if job.relu else 0
-                first += _whole(-(-rows // tile.row_warps), cluster)
+                first += _whole(job.blocks(rows, 32 * tile.row_warps), cluster)
             else:
                 target.kind, target.width = JobKind.CROSS, job.width
                 check_rows("wave cross x", given.x, rows, target.width)

@@ -97,6 +97,16 @@ class NormJob:
     def width(self) -> int:
         return self.fields * self.dim
 
+    def blocks(self, rows: int, threads: int) -> int:
+        """Of so many threads, which take so many fields at once as row_norms.cuh has it."""
+        return -(-rows * self.fields // (threads // norm_lanes(self.dim) * 4))
+
+
+def norm_lanes(dim: int) -> int:
+    """Neighbouring lanes that take a field of so many columns (row_norms.cuh)."""
+    words = dim // 4 if dim % 4 == 0 and dim <= 128 else dim
+    return min(32, 1 << (words - 1).bit_length())
+
 
 Job = LinearJob | FmJob | CrossJob | NormJob
 _PER_ROW = {FmJob: JobKind.FM, CrossJob: JobKind.CROSS, NormJob: JobKind.NORM}
