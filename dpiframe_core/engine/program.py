@@ -29,9 +29,6 @@ OWN_OPS = {
     JOINED, "lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "field_attention",
     "mixture", "gru", "lstm", "tower",
 }  # fmt: skip
-# Rows from which regions are tried though waves leave them nothing, if waves hold norms: a norm's job has few warps beside a
-# tile's shared memory, and Inductor reads and writes with all.
-NORM_ROWS = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +50,6 @@ class CudaProgram:
             "chain", "regions", "loose regions" (whose attention is left to Inductor, too), or the scheduling policy of a graph
             whose modules run on streams.
         overlap: its kernels may start before the ones ahead of them are done (`kernels.runtime.launch.overlapping`).
-        least_rows: of a bucket for which it may be the fastest.
     """
 
     name: str
@@ -61,11 +57,10 @@ class CudaProgram:
     plan: Plan
     operators: CudaOperators
     overlap: bool
-    least_rows: int = 1
 
     def fits(self, rows: int) -> bool:
         """Whether it can run a bucket of so many rows, and may be the fastest there."""
-        return rows >= self.least_rows and self.operators.fits(rows)
+        return self.operators.fits(rows)
 
     @property
     def operators_name(self) -> str:
@@ -93,8 +88,8 @@ def cuda_programs(
     loose: Graph | None = None,
 ) -> tuple[CudaProgram, ...]:
     """The programs to choose from: for "auto" waves, waves that compute once what rows of a context share, waves with a tower,
-    a chain (which takes few rows), breadth-first streams, one stream, and where Inductor has a C compiler regions
-    (`region_rows`); else the one that is named.
+    a chain (which takes few rows), breadth-first streams, one stream, and where Inductor has a C compiler regions, if waves
+    leave any; else the one that is named.
 
     scales: of the values in fp8, which only waves compute with. loose: the graph with less of it fused, whose regions may be
     faster than those of the other.
@@ -121,14 +116,15 @@ def cuda_programs(
         if policy == AUTO and not scales and chain is not None:
             plan = POLICIES["sequential"](chain, 1)
             programs.append(CudaProgram(CHAIN, chain, plan, CudaOperators(chain, schema, store, dense, precision), True))
-    sources = [(REGIONS, graph, region_rows(programs[0].graph if programs else None))] if policy in (AUTO, REGIONS) else []
-    sources += [(LOOSE, place(loose, align), 1)] if loose and policy == AUTO else []
-    for name, source, least in sources:
+    sources = (
+        [(REGIONS, graph)] if policy in (AUTO, REGIONS) and leaves_operators(programs[0].graph if programs else None) else []
+    )
+    sources += [(LOOSE, place(loose, align))] if loose and policy == AUTO else []
+    for name, source in sources:
         regions = group_waves(group_regions(source))
-        if least and any(n.op == "region" for n in regions.nodes) and triton_builds():
+        if any(n.op == "region" for n in regions.nodes) and triton_builds():
             plan = POLICIES["breadth_first"](regions, max_streams)
-            operators = CudaOperators(regions, schema, store, dense, precision)
-            programs.append(CudaProgram(name, regions, plan, operators, False, least))
+            programs.append(CudaProgram(name, regions, plan, CudaOperators(regions, schema, store, dense, precision), False))
     if (policy in (WAVES, REGIONS) or scales) and programs:
         return tuple(programs)
     operators = CudaOperators(graph, schema, store, dense, precision)
@@ -141,10 +137,6 @@ def cuda_programs(
     return tuple(programs)
 
 
-def region_rows(waves: Graph | None) -> int:
-    """Rows from which regions may be faster than waves, if there are any; 0: for no number. Inductor takes 8 s to be there: so
-    not where waves compute everything and have no norms, and few rows are not timed where they do.
-    """
-    if waves is None or not all(n.op in OWN_OPS for n in waves.nodes):
-        return 1
-    return NORM_ROWS if any(m.op == "norm" for n in waves.nodes for m in n.attrs.members) else 0
+def leaves_operators(waves: Graph | None) -> bool:
+    """Whether waves, if there are any, leave operators that regions may compute faster. Inductor takes 8 s to be there."""
+    return waves is None or not all(n.op in OWN_OPS for n in waves.nodes)

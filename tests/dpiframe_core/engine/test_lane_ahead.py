@@ -105,7 +105,7 @@ def test_a_captured_bucket_stages_rows_itself_only_without_c(staging, in_c, monk
     for name, module in (("cupy", SimpleNamespace()), ("cupy.cuda", SimpleNamespace(runtime=runtime))):
         monkeypatch.setitem(sys.modules, name, module)
     ran = []
-    monkeypatch.setattr(cuda_bucket, "replay", lambda exec_, stream, done: ran.append)
+    monkeypatch.setattr(cuda_bucket, "replay", lambda *_, **__: ran.append)
     monkeypatch.setattr(
         cuda_bucket, "replay_batch", lambda *_, **__: (lambda words, blocks: ran.append("in C")) if in_c else None
     )

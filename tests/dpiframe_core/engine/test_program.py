@@ -13,7 +13,7 @@ from dpiframe_core.engine import cuda_lane, model_lanes, program
 from dpiframe_core.engine.calibration import Calibration
 from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.options import EngineOptions
-from dpiframe_core.engine.program import NORM_ROWS, CudaProgram, cuda_programs
+from dpiframe_core.engine.program import CudaProgram, cuda_programs
 from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.models.model_graph import model_graph
 from tests.dpiframe_core.fusion.test_target_attention import made
@@ -36,13 +36,13 @@ def programs_of(module, monkeypatch, policy="auto"):
 @pytest.mark.parametrize(
     ("module", "policy", "expected"),
     [
-        (MaskNet(FIELDS, DIM), "auto", [2048, 4096]),
+        (MaskNet(FIELDS, DIM), "auto", []),
         (FinalMLP(FIELDS, DIM), "auto", []),
         (MaskNet(FIELDS, DIM), "regions", list(BUCKETS)),
         (FinalMLP(FIELDS, DIM), "regions", list(BUCKETS)),
     ],
 )
-def test_regions_are_timed_where_waves_hold_norms_of_many_rows_or_they_are_asked_for(module, policy, expected, monkeypatch):
+def test_regions_are_for_what_waves_leave_or_asked_for(module, policy, expected, monkeypatch):
     regions = [p for p in programs_of(module, monkeypatch, policy) if p.name == "regions"]
     assert [b for b in BUCKETS for p in regions if p.fits(b)] == expected
 
@@ -66,7 +66,7 @@ def test_strict_float32_may_leave_a_found_attention_to_inductor(monkeypatch, tmp
 
 def test_waves_that_leave_generic_operators_compete_with_regions_at_every_bucket():
     node = SimpleNamespace(op="aten", attrs=SimpleNamespace(members=()))
-    assert program.region_rows(SimpleNamespace(nodes=[node])) == 1
+    assert program.leaves_operators(SimpleNamespace(nodes=[node]))
 
 
 def compiled(buckets, known, names):
@@ -75,9 +75,10 @@ def compiled(buckets, known, names):
     made = {}
     for name, least in names.items():
         operators = SimpleNamespace(
-            fits=lambda rows: True, compile_regions=lambda workspace, rows, n=name: did.append((n, rows))
+            fits=lambda rows, least=least: rows >= least,
+            compile_regions=lambda workspace, rows, n=name: did.append((n, rows)),
         )
-        made[name] = CudaProgram(name, None, None, operators, False, least)
+        made[name] = CudaProgram(name, None, None, operators, False)
     CudaLane._compile_regions(
         SimpleNamespace(buckets=buckets, _calibrations=known, _programs=made, _streams=[None], _workspace=None)
     )
@@ -86,7 +87,7 @@ def compiled(buckets, known, names):
 
 def test_inductor_compiles_only_what_some_bucket_may_keep(monkeypatch):
     monkeypatch.setattr(cuda_lane.torch.cuda, "stream", lambda stream: nullcontext())
-    ways = {"waves": 1, "regions": NORM_ROWS}
+    ways = {"waves": 1, "regions": 2048}
     assert compiled((1, 1024), {}, ways) == [("waves", 1024)]
     assert compiled((1, 4096), {}, ways) == [("waves", 4096), ("regions", 4096)]
     kept = {4096: Calibration(4096, "waves", {})}
