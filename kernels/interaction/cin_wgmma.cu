@@ -26,10 +26,9 @@
 #define STAGES 8
 #define ACTIVATION 1
 #endif
-#include "runtime/cluster.cuh"
 #include "dense/activation.cuh"
 #include "interaction/cin_products.cuh"
-#include "runtime/mbarrier.cuh"
+#include "runtime/barriers.cuh"
 
 #define OWN ((M + 3) / 4)
 #define STEPS (FIRST ? OWN / 2 + 1 : OWN)

@@ -2,7 +2,7 @@
 // behind them the weights. `full` counts the bytes that have come to each, `empty` the warpgroups that are done with it. The
 // including file defines X, BM, BN, STAGES, WM and WK (warpgroups along the rows and along K), PIECE and STAGE_BYTES.
 #pragma once
-#include "runtime/mbarrier.cuh"
+#include "runtime/barriers.cuh"
 #include "dense/wgmma.cuh"
 
 #define CHUNK (128 / (int)sizeof(X))

@@ -5,7 +5,7 @@
 // layers: 1, with an outer bias 3; gates: 4), KINDS (bits of activations), SHARES (whether contexts have shares of products: shares.cuh),
 // CLUSTERED (whether a cluster's blocks compute a tile together, each a part of K).
 #pragma once
-#include "runtime/cluster.cuh"
+#include "runtime/barriers.cuh"
 #include "runtime/common.cuh"
 #include "waves/epilogue.cuh"
 #include "dense/row_norms.cuh"

@@ -1,4 +1,4 @@
-// Barriers in shared memory that count threads and bytes (sm_90 on), and the copies that report to them.
+// Where threads meet (sm_90 on): barriers in shared memory that count threads and bytes, and the copies that report to them; and clusters.
 #pragma once
 #include "runtime/common.cuh"
 
@@ -24,4 +24,15 @@ __device__ __forceinline__ void wait(unsigned barrier, int parity) {
 __device__ __forceinline__ void copy_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                  "r"(bytes), "r"(barrier) : "memory");
+}
+
+// Blocks of a cluster (sm_90 on): all meet; what lies at an address of shared memory, but in the block of a rank.
+__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ float2 load_there(unsigned address, int rank) {
+    unsigned there;
+    float2 v;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(there) : "memory");
+    return v;
 }
