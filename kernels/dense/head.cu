@@ -14,6 +14,7 @@
 #define WARPS ROWS_A_WORD
 
 __device__ __forceinline__ void add_part(const X* p, const float* __restrict__ w, int width, int w_ld, float logit[TASKS]) {
+#pragma unroll 8  // so many reads on their way
     for (int i = threadIdx.x & 31; i < width; i += 32) {
         const float e = load_value(p + i);
 #pragma unroll

@@ -1,4 +1,4 @@
-// Cross networks on x[B, ld], a warp a row. Rows past state[TRUE_ROWS] are a bucket's padding and are skipped.
+// Cross networks on x[B, ld], a warp a row; a mixture of experts. Rows past state[TRUE_ROWS] are a bucket's padding and are skipped.
 #include "runtime/common.cuh"
 #include "interaction/row_interactions.cuh"
 
@@ -7,6 +7,9 @@
 #endif
 #ifndef LAYERS
 #define LAYERS 1
+#endif
+#ifndef VEC
+#define VEC 4  // columns of a thread of the mixture
 #endif
 #define TASKS (DOTS - LAYERS)
 
@@ -39,19 +42,24 @@ extern "C" __global__ void cross_v1_head(
         if ((threadIdx.x & 31) == 0) out[(long long)row * TASKS + t] = logits[t];
 }
 
-// DCN-V2's mixture: out[b, i * dim + r] = softmax(gates[b])[i] * x[b, i * dim + r] for i < experts.
+// DCN-V2's mixture: out[b, i * dim + r] = softmax(gates[b])[i] * x[b, i * dim + r] for i < experts. A thread takes VEC columns of an
+// expert of a row: a warp that goes through a row waits for memory again and again.
 extern "C" __global__ void mixture(
     const int* state, const X* x, int ld, const X* gates, int gates_ld, int experts, int dim, X* __restrict__ out, int out_ld) {
     let_dependents_start();
-    const int row = (blockIdx.x * blockDim.x + threadIdx.x) >> 5, lane = threadIdx.x & 31;
+    const int vectors = experts * dim / VEC, at = blockIdx.x * blockDim.x + threadIdx.x;
+    const int row = at / vectors, column = (at - row * vectors) * VEC;
     wait_for_dependencies();
     if (row >= state[TRUE_ROWS]) return;
+    float v[VEC];
+    if constexpr (VEC == 4) load4(x + (long long)row * ld + column, v);
+    else v[0] = load_value(x + (long long)row * ld + column);
     gates += (long long)row * gates_ld;
     float most = load_value(gates), sum = 0.0f;
     for (int i = 1; i < experts; ++i) most = fmaxf(most, load_value(gates + i));
     for (int i = 0; i < experts; ++i) sum += expf(load_value(gates + i) - most);
-    for (int k = lane; k < experts * dim; k += 32) {
-        const float share = expf(load_value(gates + k / dim) - most) / sum;
-        store_value(out + (long long)row * out_ld + k, share * load_value(x + (long long)row * ld + k));
-    }
+    const float share = expf(load_value(gates + column / dim) - most) / sum;
+    for (int k = 0; k < VEC; ++k) v[k] *= share;
+    if constexpr (VEC == 4) store4(out + (long long)row * out_ld + column, v);
+    else store_value(out + (long long)row * out_ld + column, v[0]);
 }

@@ -59,9 +59,9 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "dense/cross_epilogue": ({"X": "float"}, {"X": "bf16"}),
     "interaction/fm": ({"X": "float"}, {"X": "bf16"}),
     "interaction/cross": (
-        {"X": "float", "LAYERS": "1", "DOTS": "1"},
-        {"X": "bf16", "LAYERS": "6", "DOTS": "7"},
-        {"X": "float", "LAYERS": "32", "DOTS": "34"},
+        {"X": "float", "LAYERS": "1", "DOTS": "1", "VEC": "1"},
+        {"X": "bf16", "LAYERS": "6", "DOTS": "7", "VEC": "4"},
+        {"X": "float", "LAYERS": "32", "DOTS": "34", "VEC": "4"},
     ),
     "waves/wave": tuple(
         _WAVE | {"X": x, "PASSES": passes, **sizes}
