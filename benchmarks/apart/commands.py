@@ -30,6 +30,7 @@ def latency_apart(
     late: Annotated[float, typer.Option(help="seconds from now after which who is not ready leaves its other cells out")] = 265,
     limit: Annotated[float, typer.Option(help="seconds from now after which what still runs is ended")] = 330,
     seconds: Seconds = 0.12,
+    compiled: Annotated[bool, typer.Option(help="compile peers; without, those of earlier runs stand")] = True,
     eager: Annotated[bool, typer.Option(help="time eager PyTorch too")] = True,
     descent: Annotated[bool, typer.Option(help="coordinate descent, a part of Inductor's max-autotune")] = True,
     lacking: Annotated[
@@ -47,7 +48,8 @@ def latency_apart(
     run = Run("latency", "cuda", seed, out, append)
     todo = apart_suite.jobs(
         names_in(models), names_in(precisions), numbers_in(batches), numbers_in(contexts),
-        seconds=seconds, seed=seed, search_until=now + search, prepare_until=now + late, eager=eager, descent=descent,
+        seconds=seconds, seed=seed, search_until=now + search, prepare_until=now + late, compiled=compiled,
+        eager=eager, descent=descent,
         peers=apart_suite.peers_in(lacking) if lacking else None,
     )  # fmt: skip
     run.finish(apart_suite.run(todo, run.failed, timed_from=now + timed, end=now + limit))

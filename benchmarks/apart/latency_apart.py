@@ -37,6 +37,7 @@ def jobs(
     seed: int,
     search_until: float,
     prepare_until: float = inf,
+    compiled: bool = True,
     eager: bool = True,
     descent: bool = True,
     peers: Mapping[tuple[str, At], bool] | None = None,
@@ -54,7 +55,19 @@ def jobs(
             cells = tuple(at for b in rows for p in precisions if not had.get(at := (p, b, n), False))
             until = {"search_until": search_until, "prepare_until": prepare_until}
             if cells:
-                found.append(Job(model, cells, seconds, seed, **until, known=frozenset(had), eager=eager, descent=descent))
+                found.append(
+                    Job(
+                        model,
+                        cells,
+                        seconds,
+                        seed,
+                        **until,
+                        known=frozenset(had),
+                        compiled=compiled,
+                        eager=eager,
+                        descent=descent,
+                    )
+                )
     return found
 
 

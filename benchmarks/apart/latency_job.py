@@ -50,6 +50,7 @@ class Job:
         seconds: of timing, a system and cell.
         search_until: seconds of the epoch after which no search begins.
         prepare_until: seconds of the epoch after which no cell's peers are begun: cells that have none by then are left out.
+        compiled: whether there are compiled peers; without, all cells are timed.
         eager, descent: whether eager PyTorch is timed too, and what `HeldPeers` says.
         size: smaller tables and layers than published, as the model's own function takes them; for tests.
     """
@@ -61,6 +62,7 @@ class Job:
     search_until: float
     prepare_until: float = inf
     known: frozenset[At] = frozenset()
+    compiled: bool = True
     eager: bool = True
     descent: bool = True
     device: str = "cuda:0"
@@ -114,6 +116,8 @@ class JobRun:
         for precision, side in self.sides.items():
             if not is_late():
                 self._warm(precision, side)
+        if not self.job.compiled:
+            return
         for at in self.job.cells:
             if at not in self.job.known and not is_late():
                 self._compile(at, ATEN)
@@ -122,9 +126,9 @@ class JobRun:
                 self._compile(at, "")
 
     def measure(self) -> Iterator[Record]:
-        """A cell's records once it is timed. Cells that have no peer are left out."""
+        """A cell's records once it is timed. Cells that lack a peer are left out."""
         for at in self.job.cells:
-            if not self.cells[at].peers:
+            if self.job.compiled and not self.cells[at].peers:
                 continue
             try:
                 with self.turn:

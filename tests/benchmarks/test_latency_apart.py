@@ -99,6 +99,16 @@ def test_a_job_times_ours_beside_its_peers_and_says_what_they_chose_from(tmp_pat
     assert all(r["calls"] >= 20 and r["cell"] == {"ids": "zipf", "buckets": "exact"} for r in records)
 
 
+def test_a_job_may_time_ours_beside_eager_alone(tmp_path):
+    job = Job(
+        "dlrm", (("fp32", 8, 1), ("bf16", 1, 1)), 0.01, 0, search_until=0.0, compiled=False, device="cpu", size=_TINY["dlrm"]
+    )
+    held = JobRun(job, turn(tmp_path / "gpu"), unexpected)
+    held.prepare()
+    found = [(r["system"], r["precision"], r["batch"]) for r in held.measure()]
+    assert found == [(system, *cell) for cell in (("fp32", 8), ("bf16", 1)) for system in ("dpiframe", "eager")]
+
+
 @pytest.mark.timeout(120)
 def test_a_job_that_is_not_done_in_time_is_ended_and_named():
     job = Job("dlrm", (("fp32", 8, 1),), 0.01, 0, search_until=0.0, device="cpu", size=_TINY["dlrm"])
