@@ -32,7 +32,6 @@ class CapturedBucket:
         staging: Staging,
         rows: int,
         done: npt.NDArray[np.int32] | None,
-        scores: npt.NDArray[np.float32],
         *,
         ahead: bool,
     ) -> None:
@@ -41,10 +40,10 @@ class CapturedBucket:
         self._graph, self._staging, self._rows, self.ahead = graph, staging, rows, ahead
         exec_, handle, block = graph.raw_cuda_graph_exec(), stream.cuda_stream, staging.block
         self.launch: Callable[[], None] = partial(runtime.graphLaunch, exec_, handle)
-        self.run = replay(exec_, handle, done, scores=scores)
+        self.run = replay(exec_, handle, done)
         # Attributes, not methods: a batch takes no further call of Python for them.
         stage = block.buffer, block.places, block.layout.sections
-        in_c = replay_batch(exec_, handle, done, rows, stage, ahead=ahead, threads=copy_threads(), scores=scores)
+        in_c = replay_batch(exec_, handle, done, rows, stage, ahead=ahead, threads=copy_threads())
         self.run_batch: Callable[[int, Sequence[RowBlock]], None] = in_c or self._stage_and_run
 
     def _stage_and_run(self, words: int, blocks: Sequence[RowBlock]) -> None:

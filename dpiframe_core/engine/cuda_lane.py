@@ -202,8 +202,7 @@ class CudaLane:
         with gc_paused(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._issue(program, rows, copies)
         done = self._workspace.done.numpy() if self._has_head else None
-        ahead = not copies and self._ahead(program, rows)
-        return CapturedBucket(graph, stream, self._staging, rows, done, self._result, ahead=ahead)
+        return CapturedBucket(graph, stream, self._staging, rows, done, ahead=not copies and self._ahead(program, rows))
 
     def _is_large(self, rows: int) -> bool:
         return self._layout.offsets(rows, rows)[-1] >= COPIED_BYTES

@@ -6,8 +6,9 @@ import torch
 
 from dpiframe_core.operators.executor import Values
 from kernels.lookup.plan import Batch
-from kernels.runtime.replay import ROWS_A_DONE_WORD
 from kernels.waves.wave_jobs import ShareOperands
+
+ROWS_A_DONE_WORD = 8  # of common.cuh
 
 
 def done_words(rows: int) -> int:

@@ -45,8 +45,6 @@ typedef struct {
     void *exec, *stream;
     const uint32_t *done;
     int64_t most;   // words of `done`; 0: there is nothing to look at
-    const char *scores;  // and so many bytes of them that a word tells of
-    int64_t each;
     int64_t words;  // to look at; not given
 } Replay;
 

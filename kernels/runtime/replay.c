@@ -11,7 +11,6 @@
 // Nanoseconds. To offer the core to others takes some hundred if nobody wants it.
 static const int64_t PATIENCE = 2000000, CONTENDED = 20000;
 enum { LOOKS = 32 };  // before others may have the core
-enum { LINE = 64, AHEAD = 4 };  // bytes of a cache's line; lines of words
 
 static int64_t now(void) {
     struct timespec t;
@@ -27,22 +26,12 @@ static void pause_core(void) {
 #endif
 }
 
-// The device wrote past the caches. Lines that are asked for before they are read come side by side: of 4,096 scores read one after
-// the other, each line took its 50 ns (H200).
-static void bring(const Replay *r, int64_t seen) {
-    for (int64_t at = 0; at < r->each; at += LINE) __builtin_prefetch(r->scores + seen * r->each + at);
-    if (seen % (LINE / 4) == 0)
-        for (int64_t ahead = 1; ahead <= AHEAD; ++ahead)
-            if (seen + ahead * (LINE / 4) < r->words) __builtin_prefetch(r->done + seen + ahead * (LINE / 4));
-}
-
 // Whether all words were seen to have the value.
-static int came(const Replay *r, uint32_t wanted) {
-    const uint32_t *done = r->done;
-    const int64_t words = r->words, begun = now();
+static int came(const uint32_t *done, int64_t words, uint32_t wanted) {
+    const int64_t begun = now();
     for (int64_t last = begun, seen = 0;;) {
         for (int look = 0; look < LOOKS; ++look) {
-            while (seen < words && __atomic_load_n(done + seen, __ATOMIC_ACQUIRE) == wanted) bring(r, seen++);
+            while (seen < words && __atomic_load_n(done + seen, __ATOMIC_ACQUIRE) == wanted) ++seen;
             if (seen == words) return 1;
             pause_core();
         }
@@ -57,7 +46,7 @@ int dpi_replayed(const Replay *r, void (*meanwhile)(const void *), const void *w
     const uint32_t wanted = r->most ? __atomic_load_n(r->done, __ATOMIC_ACQUIRE) + 1 : 0;
     const int code = r->launch(r->exec, r->stream);
     if (meanwhile) meanwhile(with);
-    return code || (r->most && came(r, wanted)) ? code : r->synchronize(r->stream);
+    return code || (r->most && came(r->done, r->words, wanted)) ? code : r->synchronize(r->stream);
 }
 
 int dpi_replay_of(PyObject *given, PyObject *words, Replay *out) {

@@ -15,8 +15,6 @@ from kernels.runtime import c_build
 
 log = logging.getLogger(__name__)
 
-ROWS_A_DONE_WORD = 8  # of common.cuh
-
 
 def stages() -> bool:
     """Whether `replay_batch` is there: C that could be built, and CUDA's runtime apart from torch."""
@@ -29,11 +27,7 @@ def copy_threads() -> int:
 
 
 def replay(
-    exec_: int,
-    stream: int,
-    done: npt.NDArray[np.int32] | None,
-    cuda: ctypes.CDLL | None = None,
-    scores: npt.NDArray[np.float32] | None = None,
+    exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL | None = None
 ) -> Callable[[int], None]:
     """A function that launches a graph and returns when its scores lie in host memory; the GIL is free meanwhile.
 
@@ -46,12 +40,11 @@ def replay(
             rows for, the first always among them, one more than the last replay's; None: the graph writes no such words. They
             are looked at for 2 ms, unless others want the core; then the driver waits.
         cuda: CUDA's runtime; by default torch's, whose calls its profiler sees.
-        scores: float32[rows, tasks] in pinned memory, of which `done` tells: brought into the caches, as they are read next.
     """
     functions, cuda = c_build.request_extension(), cuda or _runtime()
     if functions is None or cuda is None:
         return lambda words: _plain(exec_, stream)
-    given = _given(exec_, stream, done, scores, cuda)
+    given = _given(exec_, stream, done, cuda)
     return lambda words: _check(cuda, functions.replay(given, words))
 
 
@@ -65,7 +58,6 @@ def replay_batch(
     ahead: bool,
     threads: int = 0,
     cuda: ctypes.CDLL | None = None,
-    scores: npt.NDArray[np.float32] | None = None,
 ) -> Callable[[int, Sequence[object]], None] | None:
     """As `replay`, but the function takes blocks too and stages their rows; those behind, up to the bucket's, become padding.
     None where `stages` is false.
@@ -80,22 +72,15 @@ def replay_batch(
     functions, cuda = c_build.request_extension(), cuda or _runtime()
     if functions is None or cuda is None:
         return None
-    given = _given(exec_, stream, done, scores, cuda)
+    given = _given(exec_, stream, done, cuda)
     return lambda words, blocks: _check(cuda, functions.replay_batch(given, words, bucket, ahead, threads, *stage, blocks))
 
 
-def _given(
-    exec_: int,
-    stream: int,
-    done: npt.NDArray[np.int32] | None,
-    scores: npt.NDArray[np.float32] | None,
-    cuda: ctypes.CDLL,
-) -> bytes:
+def _given(exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL) -> bytes:
     """Replay of module.h."""
     calls = (ctypes.cast(f, ctypes.c_void_p).value for f in (cuda.cudaGraphLaunch, cuda.cudaStreamSynchronize))
     watched = (0, 0) if done is None else (done.ctypes.data, done.size)
-    read = (0, 0) if scores is None else (scores.ctypes.data, ROWS_A_DONE_WORD * scores.strides[0])
-    return struct.pack("5PqPq", *calls, exec_, stream, *watched, *read)
+    return struct.pack("5Pq", *calls, exec_, stream, *watched)
 
 
 def _check(cuda: ctypes.CDLL, code: int) -> None:

@@ -10,7 +10,6 @@ from kernels.dense.activation import KINDS
 from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.plan import Kind
 from kernels.lookup.units import How
-from kernels.runtime.replay import ROWS_A_DONE_WORD
 from kernels.runtime.source import FOLDER
 from kernels.runtime.state import StateWord
 from kernels.waves.wave_jobs import JobKind
@@ -40,11 +39,6 @@ def test_activations_have_the_numbers_that_their_kernels_know() -> None:
     alone = {key.rstrip("_").lower(): number for key, number in enum_of("dense/activation.cuh", "Kinds").items()}
     assert alone.pop("as_is") == KINDS["identity"]
     assert alone.items() <= KINDS.items()
-
-
-def test_a_word_of_done_tells_of_as_many_rows_in_both() -> None:
-    (rows,) = re.findall(r"#define ROWS_A_WORD (\d+)", (FOLDER / "runtime/common.cuh").read_text())
-    assert int(rows) == ROWS_A_DONE_WORD
 
 
 FIELD = re.compile(r"#define HOW_(\w+)\(how\) \(\(how\)(?: >> (\d+))?(?: & (\d+))?\)")

@@ -110,7 +110,7 @@ def test_a_captured_bucket_stages_rows_itself_only_without_c(staging, in_c, monk
         cuda_bucket, "replay_batch", lambda *_, **__: (lambda words, blocks: ran.append("in C")) if in_c else None
     )
     graph, stream = Mock(raw_cuda_graph_exec=Mock(return_value=11)), SimpleNamespace(cuda_stream=22)
-    bucket = CapturedBucket(graph, stream, staging, 16, None, np.zeros((16, 1), np.float32), ahead=in_c)
+    bucket = CapturedBucket(graph, stream, staging, 16, None, ahead=in_c)
     block = oracle.make_block(oracle.make_schema(), 5, 2, np.random.default_rng(0))
     bucket.run_batch(1, [block])
     assert ran == (["in C"] if in_c else [1])

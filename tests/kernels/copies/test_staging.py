@@ -284,10 +284,10 @@ def test_staging_keeps_no_reference_to_what_it_read(library):
 
 
 def test_what_is_no_replay_is_refused():
-    with pytest.raises(ValueError, match="replay: got 3 bytes, expected 64"):
+    with pytest.raises(ValueError, match="replay: got 3 bytes, expected 48"):
         c_build.request_extension().replay_batch(b"abc", 1, 64, True, 0, bytearray(64), GOOD.places, (), [])
     with pytest.raises(TypeError, match="arguments: got 2, expected 9"):
-        c_build.request_extension().replay_batch(bytes(64), 1)
+        c_build.request_extension().replay_batch(bytes(48), 1)
 
 
 def test_without_c_there_is_none(monkeypatch):

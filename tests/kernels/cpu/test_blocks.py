@@ -323,7 +323,7 @@ def test_filling_keeps_no_reference_to_what_it_read():
 
 
 def test_what_is_no_replay_is_refused():
-    with pytest.raises(ValueError, match="replay: got 3 bytes, expected 64"):
+    with pytest.raises(ValueError, match="replay: got 3 bytes, expected 48"):
         BLOCKS.replay(b"abc", 1)
     with pytest.raises(TypeError):
-        BLOCKS.replay(bytes(64), "1")
+        BLOCKS.replay(bytes(48), "1")

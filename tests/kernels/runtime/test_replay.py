@@ -79,18 +79,6 @@ def test_a_replay_launches_the_graph_on_its_stream_and_returns_when_the_words_ca
     assert fake["waits"] == 0
 
 
-@pytest.mark.parametrize("tasks", [1, 3, 40])
-def test_scores_that_are_brought_ahead_are_those_that_came(fake, tasks):
-    fake["at_once"], fake["words"] = 1, 16
-    scores = np.arange(8 * 16 * tasks, dtype=np.float32).reshape(-1, tasks)
-    run = replay(EXEC, STREAM, fake.done, fake.library, scores)
-    for number in (1, 2):
-        run(16)
-        assert fake.done.tolist() == [number] * 16
-    assert scores.ravel().tolist() == list(range(scores.size)), "they are read alone"
-    assert fake["waits"] == 0
-
-
 def test_words_that_do_not_come_leave_the_waiting_to_the_driver(fake):
     fake["words"] = 2
     fake.replay()(2)
