@@ -73,14 +73,20 @@ def greet(sock: socket.socket, index: int, hello: Hello, memory: RequestMemory) 
 
 
 async def greeted(sock: socket.socket, index: int, hello: Hello, memory: RequestMemory) -> Agreement:
-    """`greet` on a thread. If nobody waits for it any more, its end of the connection is closed, whatever it comes to."""
+    """`greet` on a thread. If nobody waits for it any more, what it comes to is closed."""
+    agreeing = asyncio.get_running_loop().run_in_executor(None, greet, sock, index, hello, memory)
     try:
-        return await asyncio.to_thread(greet, sock, index, hello, memory)
+        return await asyncio.shield(agreeing)
     except asyncio.CancelledError:
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)  # a thread that waits for the welcome waits no longer
-        sock.close()
+        agreeing.add_done_callback(_close_agreed)
         raise
+
+
+def _close_agreed(agreeing: asyncio.Future[Agreement]) -> None:
+    if not agreeing.cancelled() and agreeing.exception() is None:
+        agreeing.result().close()
 
 
 @dataclass(slots=True, eq=False)

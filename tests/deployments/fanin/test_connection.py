@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -411,10 +412,38 @@ def test_a_greeting_that_nobody_waits_for_any_more_leaves_nothing_open() -> None
         greeting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await greeting
-        assert ours.fileno() == -1
         theirs.close()
         return before
 
     before = asyncio.run(main())  # whose end waits for its threads
     assert len(os.listdir("/proc/self/fd")) < len(before)
+    memory.close()
+
+
+def test_what_a_greeting_comes_to_when_nobody_waits_for_it_any_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def greet(*given: object) -> SimpleNamespace:
+        begun.set()
+        goes_on.wait(10)
+        return SimpleNamespace(close=closed.set)
+
+    monkeypatch.setattr(connection_module, "greet", greet)
+    memory = RequestMemory(4096)
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        hello = Hello(model="m", fingerprint="f", memory_bytes=4096)
+        greeting = asyncio.create_task(connection_module.greeted(ours, 0, hello, memory))
+        await asyncio.to_thread(begun.wait, 10)
+        greeting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await greeting
+        goes_on.set()
+        while not closed.is_set():
+            await asyncio.sleep(0.01)
+        ours.close()
+        theirs.close()
+
+    asyncio.run(main())
     memory.close()
