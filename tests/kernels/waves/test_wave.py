@@ -177,6 +177,22 @@ def test_clusters_are_for_few_tiles_of_a_deep_product():
     assert names(1, (256, 108), (256, 20)) == names(1, (512, 108)), "a wave is as deep as its deepest layer"
 
 
+def test_a_wave_tries_clusters_where_the_gpu_has_them_and_no_context_shares(on_host, monkeypatch):
+    from kernels.waves.wave_jobs import LinearJob
+
+    def clusters(job, precision="tf32", rows=1):
+        return {name for name in wave_on("cpu", [job], None, precision).ways(rows) if "-c" in name}
+
+    deep = LinearJob(torch.ones(512, 3456), None)
+    assert {f"mma-16x16-w1x1x8-k4-s5-c{n}" for n in CLUSTERS} <= clusters(deep)
+    assert not any(name.startswith("wgmma") for name in clusters(deep, "fp32", 256)), "tiles of strict fp32 have none"
+    assert any(name.startswith("wgmma") for name in clusters(deep, "tf32", 256))
+    assert not clusters(LinearJob(torch.ones(512, 64), None))
+    assert not clusters(LinearJob(torch.ones(512, 3456), None, shared=(0, 128)), rows=256)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert not clusters(deep)
+
+
 @pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
