@@ -50,7 +50,7 @@ class Job:
         seconds: of timing, a system and cell.
         search_until: seconds of the epoch after which no search begins.
         prepare_until: seconds of the epoch after which no cell's peers are begun: cells that have none by then are left out.
-        compiled: whether there are compiled peers; without, all cells are timed.
+        compiled: whether there are compiled peers; without, all cells are timed, of an engine that was late, too.
         eager, descent: whether eager PyTorch is timed too, and what `HeldPeers` says.
         size: smaller tables and layers than published, as the model's own function takes them; for tests.
     """

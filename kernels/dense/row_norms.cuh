@@ -1,6 +1,6 @@
 // Layer norms of rows' fields, each over its own DIM columns: (x - mean) / sqrt(variance + eps) * weight + bias, then perhaps ReLU.
-// Neighbouring lanes take a field, four columns each where a warp holds them so: then x is read once. A group of lanes has FIELDS_AT_ONCE
-// fields on their way, of whichever rows.
+// Neighbouring lanes take a field, four columns each where a warp holds them so: then x is read once, and a group of lanes has
+// FIELDS_AT_ONCE fields on their way, of whichever rows. Else it takes as many one after the other.
 #pragma once
 #include "runtime/common.cuh"
 

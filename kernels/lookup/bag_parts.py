@@ -16,7 +16,7 @@ LONG, LONG_WIDE, WIDE_VECTORS = 16, 8, 4
 FAR = 1  # in tiers: all rows of a part are looked for once, and are on their way before one is used
 FARTHER = 0  # where many lie in the host's memory: one table after the other, see `far_tiling`
 MOST_IDS = 4 * FLIGHT  # of a part: a bag of 100 makes four, and a row's partial sums take 2 kB (128 columns)
-# Of a part where a block has one row alone, whose parts are read all at once, and bytes of that row's sums.
+# Of a part of a long bag where a block has one row alone, whose parts are read all at once, and bytes of that row's sums.
 FEW_IDS, FEW_SUM_BYTES = FLIGHT, 24 * 1024
 PART_BYTES = 48, 64  # of a part and of a join in shared memory: bags.cuh's Part; in tiers
 _MOST_RECORDS = 320  # parts and joins, in 15 kB of shared memory
@@ -52,17 +52,16 @@ class BagParts:
         return records * PART_BYTES[tiers] + 16 + rows * self.sums * (self.columns + 4) * 4 if records else 0
 
 
-def bag_parts(
-    plan: LookupPlan, vector: int, most_ids: int | None = None, part_ids: int = MOST_IDS, sum_bytes: int = _MOST_SUM_BYTES
-) -> tuple[BagParts, list[Slot]]:
+def bag_parts(plan: LookupPlan, vector: int, most_ids: int | None = None, *, few: bool = False) -> tuple[BagParts, list[Slot]]:
     """The parts of all bags of x whose columns are vectors, with the slots of one id beside them; and the slots that are
     neither. No parts where no bag is long, or where they would not fit. most_ids: of a bag that is not long; None: as its
-    columns have it. part_ids: of a part, at most, unless a row's sums would take more than `sum_bytes`.
+    columns have it. few: for launches in which each row has a block alone. Then too bags that are not long stay whole, in
+    tiers as elsewhere: so a row's sums have the same bits wherever its tables lie.
     """
     wide = [s for s in plan.x_slots if s.kind == Kind.GATHER and s.dim % vector == s.out % vector == 0]
-    most = part_ids
+    most, sum_bytes = (FEW_IDS, FEW_SUM_BYTES) if few else (MOST_IDS, _MOST_SUM_BYTES)
     while any(s.columns > (_short(s, vector) if most_ids is None else most_ids) for s in wide):
-        made = _cut(plan, wide, vector, most)
+        made = _cut(plan, wide, vector, most, LONG if few else 0)
         if len(made.units) <= _MOST_RECORDS and made.shared_bytes(1) - made.shared_bytes(0) <= sum_bytes:
             return made, [s for s in plan.x_slots if s not in wide]
         if not made.joins:
@@ -75,7 +74,7 @@ def _short(slot: Slot, vector: int) -> int:
     return LONG_WIDE if slot.dim // vector >= WIDE_VECTORS else LONG
 
 
-def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int) -> BagParts:
+def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int, whole: int) -> BagParts:
     together = gcd(*(s.dim // vector for s in slots))
     team = next(t for t in range(min(_WARP, together), 0, -1) if together % t == 0)
     parts: list[Unit] = []
@@ -83,7 +82,7 @@ def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int) -> Bag
     joins: list[Unit] = []
     sums = 0
     for slot in slots:
-        runs = list(_runs(slot.columns, most))
+        runs = list(_runs(slot.columns, most if slot.columns > whole else slot.columns))
         for unit in units_of(plan, slot, vector)[::team]:
             if len(runs) == 1:
                 (parts if slot.columns > 1 else singles).append(replace(unit, number=_WHOLE_BAG))

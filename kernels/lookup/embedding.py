@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.lookup.bag_parts import FAR, FARTHER, FEW_IDS, FEW_SUM_BYTES, LONG, BagParts, bag_parts
+from kernels.lookup.bag_parts import FAR, FARTHER, LONG, BagParts, bag_parts
 from kernels.lookup.descriptors import REACH, TABLE, Descriptors
 from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
 from kernels.lookup.tiling import Tiling, bag_tiling, far_tiling, tiling
@@ -60,7 +60,8 @@ class DeviceLookup:
         self._processors = torch.cuda.get_device_properties(self._device).multi_processor_count
         vector = _vector(plan, out_dtype)
         in_parts = descriptors.tiers and not (once or shared)
-        self.bags, others = bag_parts(plan, vector, None if not in_parts else FAR if descriptors.spread <= REACH else FARTHER)
+        most_ids = None if not in_parts else FAR if descriptors.spread <= REACH else FARTHER
+        self.bags, others = bag_parts(plan, vector, most_ids)
         if shared and (once or self.bags.parts):
             raise ValueError(f"lookup: got {len(self.bags.parts)} parts of bags, columns {once} once a context, expected none "
                              f"beside columns {shared} of each context")  # fmt: skip
@@ -68,8 +69,8 @@ class DeviceLookup:
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
         cuts = [self.bags]
-        if self.bags.parts and not descriptors.tiers:
-            cuts.append(bag_parts(plan, vector, None, FEW_IDS, FEW_SUM_BYTES)[0])
+        if self.bags.parts:
+            cuts.append(bag_parts(plan, vector, most_ids, few=True)[0])
         self._cuts: list[_Cut] = []
         for bags in cuts:
             image = units_image([*units, *totals, *bags.units], bags.columns, descriptors.tiers)
@@ -80,7 +81,10 @@ class DeviceLookup:
         self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         if (size := self._shared_bytes(1, self.bags)) > _SHARED_LIMIT:
             raise ValueError(f"lookup: got {size} bytes of terms, ids, numbers, expected <= {_SHARED_LIMIT}")
-        self._cuts = [c for c in self._cuts if self._shared_bytes(1, c.bags) <= _SHARED_LIMIT]
+        # Of tables in tiers records are larger; sums are to have the same bits there.
+        self._cuts = [
+            c for c in self._cuts if c.bags is self.bags or self._shared_bytes(1, c.bags, tiers=True) <= _SHARED_LIMIT
+        ]
         self._most = max([1, *(s.columns for s in (*others, *plan.total_slots))])
         self._constants = {
             "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
@@ -134,10 +138,11 @@ class DeviceLookup:
         fitting = (r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r, bags) <= _SHARED_LIMIT)
         return replace(t, rows=next(fitting))
 
-    def _shared_bytes(self, rows: int, bags: BagParts) -> int:
-        own = self.totals * _TERM_BYTES[self._descriptors.tiers] + rows * (4 + self._context_bytes)
+    def _shared_bytes(self, rows: int, bags: BagParts, tiers: bool | None = None) -> int:
+        tiers = self._descriptors.tiers if tiers is None else tiers
+        own = self.totals * _TERM_BYTES[tiers] + rows * (4 + self._context_bytes)
         staged = sum(_lines(rows * size + 124) for size in self._candidate_bytes)
-        return _lines(own) + staged + bags.shared_bytes(rows, self._descriptors.tiers)
+        return _lines(own) + staged + bags.shared_bytes(rows, tiers)
 
     def _kernel(self, t: Tiling, bags: BagParts, ahead: bool) -> Any:
         sizes = {

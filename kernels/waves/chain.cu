@@ -164,8 +164,8 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
     if (link.out && own && r < rows) put(link.out + (long long)r * link.out_ld + column, v, batch);
 }
 
-// FM and CROSS links: a warp a row; NORM by fields. A cross network's weights too are on their way before x is: read beside it, a few at a time as
-// registers allow, they took longer than all layers.
+// FM and CROSS links: a warp a row; NORM by fields. A cross network's weights too are on their way before x is: read beside it, a few
+// at a time as registers allow, they took longer than all layers.
 __device__ __forceinline__ void rows_of(Link link, const int* state, char* shared) {
     if (PER_ROW == CROSS || (PER_ROW & CROSS && link.kind == CROSS)) {
         float* weights = reinterpret_cast<float*>(shared);  // [DOTS][width], then k[DOTS]

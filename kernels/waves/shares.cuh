@@ -22,7 +22,7 @@ __device__ __forceinline__ int rows_of_product(const Job& job, const int* state)
 }
 
 // The chunks of 128 bytes of K in the order in which a block takes them: first a row's own, then, if there are no shares, those
-// of its context. In a cluster a block takes as many as the others do, from `cut` on.
+// of its context. In a cluster a block takes its part of all, from `cut` on; of few chunks some blocks have none.
 struct Chunks {
     int all, own, cut;
     __device__ __forceinline__ Chunks(const Job& job, int rank, int cluster)

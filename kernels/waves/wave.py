@@ -33,6 +33,7 @@ from kernels.waves.wave_jobs import (
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
     EXACT_TILES,
+    LEAST_SHARED_COLUMNS,
     LONE_TILES,
     MANY_ROWS,
     MOST_HEAD_COLUMNS,
@@ -42,6 +43,7 @@ from kernels.waves.wave_tiles import (
     CrossedTile,
     WideTile,
     clustered,
+    kernel_tile,
     tiles_for,
 )
 
@@ -105,14 +107,16 @@ class Wave:
     def tiles_for(self, rows: int) -> list[AnyTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
         tiles = tiles_for(rows, self._wide)
-        if self._layers and self._wide and not self._shares:
+        if self._shares:
+            tiles = [t for t in tiles if t.columns >= LEAST_SHARED_COLUMNS]
+        elif self._layers and self._wide:
             tiles += clustered(tiles, rows, self._layers, self._processors)
         tiles = [
             t
             for t in tiles
             if t.shared_bytes + STATIC_BYTES <= self._shared_limit and not (self.has_head and t.columns > MOST_HEAD_COLUMNS)
         ]
-        return tiles if self._layers else tiles[:1]  # a warp a row, whatever the tile
+        return tiles if self._layers else tiles[:1]  # what goes by rows or fields does so, whatever the tile
 
     def ways(self, rows: int) -> dict[str, AnyTile | None]:
         """By name, the tiles for a number of rows, and None: a product by cuBLAS, for many rows and one layer alone."""
@@ -126,8 +130,8 @@ class Wave:
 
     def compile(self, buckets: Sequence[int]) -> list[Callable[[], object]]:
         """Calls that compile and load what the buckets may need, one a kernel; they may run side by side."""
-        tiles = {tile for rows in buckets for tile in self.tiles_for(rows) if self.recalled.get(rows) in (None, tile.name)}
-        return [partial(self._function, tile) for tile in tiles]
+        tiles = [t for rows in buckets for t in self.tiles_for(rows) if self.recalled.get(rows) in (None, t.name)]
+        return [partial(self._function, tile) for tile in {kernel_tile(t) for t in tiles}]
 
     def tune(
         self, found: Found, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor

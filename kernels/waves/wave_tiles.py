@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 STATIC_BYTES = 1024  # of shared memory, beside the ring, at most
-FEW_ROWS = 16  # up to which it may pay to spread the weights over as many blocks as there can be; shares are for more
+FEW_ROWS = 16  # up to which it may pay to spread the weights over as many blocks as there can be
+LEAST_SHARED_COLUMNS = 16  # of a tile that shares: `share_marks` counts those
 MANY_ROWS = 1024  # from which on a library's own kernels may be worth while
 MOST_HEAD_COLUMNS = 128  # of a tile whose rows are dotted with a head: 32 threads of 4 columns, which one warp adds up
 
@@ -182,6 +183,11 @@ def tiles_for(rows: int, wide: Sequence[WideTile | CrossedTile] = ()) -> list[An
     tiles: list[AnyTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
     tiles = [t for t in tiles if t.columns > 8 or rows <= FEW_ROWS]
     return tiles + [t for t in wide if rows >= 64 and t.rows <= rows]
+
+
+def kernel_tile(tile: AnyTile) -> AnyTile:
+    """One for all tiles that a kernel serves: how many blocks a cluster has it is told at the launch."""
+    return tile if isinstance(tile, CrossedTile) or tile.cluster == 1 else replace(tile, cluster=CLUSTERS[0])
 
 
 def clustered(tiles: Sequence[AnyTile], rows: int, layers: Sequence[tuple[int, int]], processors: int) -> list[AnyTile]:

@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     const __grid_constant__ Maps maps, const __grid_constant__ Wave wave, const int* state) {
     extern __shared__ __align__(1024) char shared[];
 #if CLUSTERED
-    unsigned long long* const barriers = reinterpret_cast<unsigned long long*>(shared);  // before the ring
+    unsigned long long* const barriers = reinterpret_cast<unsigned long long*>(shared);  // of each block: the host's stand-in has one static
 #else
     __shared__ __align__(8) unsigned long long barriers[2 * STAGES];
 #endif

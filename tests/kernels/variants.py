@@ -129,7 +129,7 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         *(_WAVE | {"X": "float", **tile.constants} for tile in EXACT_TILES),
         *(_WAVE | {"X": "bf16", "SHARES": "1", **sizes} for sizes in _WIDE_TILES),
         _WAVE | {"X": "float", "SHARES": "1", **EXACT_TILES[0].constants},
-        _WAVE | {"X": "bf16", **_CLUSTERED[1]},
+        *(_WAVE | {"X": x, **_CLUSTERED[1]} for x in ("bf16", "fp8")),
     ),
     "waves/crossed_wgmma": tuple(
         tile.constants | {"X": x, "OUTER": outer}

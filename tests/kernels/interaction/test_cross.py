@@ -58,9 +58,9 @@ def test_the_folded_dcn_head_equals_the_cross_output_times_the_head(tasks):
 
 
 @pytest.mark.parametrize("device", BACKENDS)
-@pytest.mark.parametrize(("experts", "rank"), [(1, 8), (4, 3), (7, 33)])
+@pytest.mark.parametrize(("experts", "rank", "pad"), [(1, 8, 1), (1, 8, 4), (4, 3, 1), (4, 64, 4), (7, 33, 1)])
 @pytest.mark.parametrize("rows", [1, 19])
-def test_a_mixture_weighs_each_expert_by_the_softmax_of_its_gate(rows, experts, rank, device):
+def test_a_mixture_weighs_each_expert_by_the_softmax_of_its_gate(rows, experts, rank, pad, device):
     rng = np.random.default_rng(experts)
     x, gates = rng.standard_normal((rows, experts * rank)).astype(np.float32), 3 * rng.standard_normal((rows, experts))
     gates = gates.astype(np.float32)
@@ -71,6 +71,8 @@ def test_a_mixture_weighs_each_expert_by_the_softmax_of_its_gate(rows, experts, 
     else:
         from kernels.interaction.cross import mixture
 
-        got = torch.full((rows, experts * rank), torch.nan, device=device)
-        mixture(lane_state(rows, device), padded_rows(x, device), padded_rows(gates, device), rows, experts, rank, got)
+        room = torch.full((rows, experts * rank + pad), torch.nan, device=device)
+        got, given = room[:, :-pad], (padded_rows(x, device, pad), padded_rows(gates, device))
+        mixture(lane_state(rows, device), *given, rows, experts, rank, got)
+        assert room[:, -pad:].isnan().all(), "columns of others"
     assert (np.abs(got.cpu().numpy() - want) <= 16 * EPS * np.abs(want)).all()  # two exponentials, a sum and a quotient

@@ -8,7 +8,7 @@ import torch
 
 from kernels.lookup import bag_parts as cut
 from kernels.lookup import embedding
-from kernels.lookup.bag_parts import FAR, FARTHER, FEW_IDS, FEW_SUM_BYTES, FLIGHT, BagParts, bag_parts
+from kernels.lookup.bag_parts import FAR, FARTHER, FLIGHT, LONG, BagParts, bag_parts
 from kernels.lookup.descriptors import REACH
 from kernels.lookup.plan import IdColumn, Kind, Slot, TableShape
 from kernels.lookup.tiling import bag_tiling
@@ -121,6 +121,20 @@ def test_the_bags_of_mlperf(rows, dtype, out_dtype, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("lengths", [(100, 5, 1, 40), (20, 1, 3), (9, 12, 2)])
+@pytest.mark.parametrize("processors", [132, 4])
+def test_float32_bags_have_the_same_bits_in_segments_with_blocks_of_one_row_and_of_several(processors, lengths, device):
+    plan = bags_plan(lengths, (64, 16), F32)
+    tables, batch = tables_of(plan), batch_of(plan, 9, ids=some_padding)
+    whole, pieces = OnDevice(plan, tables, device), OnDevice(plan, tables, device, segments=3)
+    for own in (whole, pieces):
+        own.lookup._processors = processors
+    want, (out, magnitude) = whole(batch, 9)[0], pooled(plan, tables, batch, 9, plan.x_slots)
+    assert torch.equal(want, pieces(batch, 9)[0])
+    assert ((want.double() - torch.cat(out, 1)).abs() <= 2.0**-20 * torch.cat(magnitude, 1)).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [F16, I8])
 def test_how_many_rows_are_in_flight_changes_no_bit(dtype, device, monkeypatch):
     """As many rows as launches of few or of many rows have, by the number of multiprocessors that they are told."""
@@ -168,7 +182,7 @@ def test_an_id_outside_its_table_is_counted_once_whoever_shares_its_row(width, d
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [F16, I8])
+@pytest.mark.parametrize("dtype", [F32, F16, I8])
 @pytest.mark.parametrize("ranked", [False, True])
 def test_bags_over_tables_in_segments_and_of_both_generations(ranked, dtype, device):
     plan = bags_plan((100, 5, 1, 40), (64, 16), dtype, first_order=True)
@@ -257,12 +271,15 @@ def test_parts_cover_every_id_of_every_column_once(dims, vector):
 
 def test_where_a_row_has_a_block_alone_a_bag_is_cut_into_parts_that_are_read_at_once():
     plan = bags_plan(MLPERF, (128,), F16)
-    few, others = bag_parts(plan, 8, None, FEW_IDS, FEW_SUM_BYTES)
+    few, others = bag_parts(plan, 8, few=True)
     many, _ = bag_parts(plan, 8)
-    assert max(part.ids for part in few.parts) == FLIGHT < max(part.ids for part in many.parts)
-    assert len(few.parts) == sum(-(-n // FLIGHT) for n in MLPERF if n > 1)
+    assert max(part.ids for part in few.parts) == 12 < max(part.ids for part in many.parts), (
+        "a bag that is not long stays whole"
+    )
+    assert len(few.parts) == sum(-(-n // FLIGHT) if n > LONG else 1 for n in MLPERF if n > 1)
+    assert bag_parts(plan, 8, FAR, few=True)[0] == few, "and in tiers it is cut no otherwise"
     assert others == []
-    sixty, _ = bag_parts(bags_plan((100,) * 60, (16,), F16), 8, None, FEW_IDS, FEW_SUM_BYTES)
+    sixty, _ = bag_parts(bags_plan((100,) * 60, (16,), F16), 8, few=True)
     assert {part.ids for part in sixty.parts} == {24, 28}, "eight ids a part would be too many parts"
     lookup = OnDevice(plan, tables_of(plan), "host", F32).lookup
     sizes = {rows: lookup.tiling(rows, pinned=True) for rows in (1, 132, 133)}

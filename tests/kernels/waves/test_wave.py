@@ -538,7 +538,7 @@ def test_fp8_multiplies_what_its_numbers_mean(width, rows):
     want = x0s * product + xs, (xs @ rounded[1].T + b2.double().cuda()).relu(), x0s * low + xs
     fields = xs.reshape(rows, -1, 8)
     pairs = 0.5 * (fields.sum(1).square() - fields.square().sum(1)).sum(1, keepdim=True)
-    for tile in (*TILES, *WIDE_TILES, *CROSSED_TILES):
+    for tile in (*TILES, *WIDE_TILES, *CROSSED_TILES, *CLUSTERED):
         outs = [torch.full((rows, padded(n, fp8)), torch.nan, device="cuda").to(fp8) for n in (width, 37, width)]
         fm = torch.full((rows, 1), torch.nan, device="cuda")
         given = [Operands(x, outs[0], x0), Operands(x, outs[1]), Operands(v, outs[2], x0, x), Operands(x, fm)]
