@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import inf
 from multiprocessing import get_context
 from pathlib import Path
@@ -48,26 +49,17 @@ def jobs(
         peers: by model, of cells that have a compiled peer: whether Inductor's whole search found it. Those are left out.
     """
     found: list[Job] = []
+    job = partial(
+        Job, seconds=seconds, seed=seed, search_until=search_until, prepare_until=prepare_until, compiled=compiled, eager=eager,
+        descent=descent,
+    )  # fmt: skip
     for model in models:
         had = {at: searched for (name, at), searched in (peers or {}).items() if name == model}
         for n in contexts if model in WITH_CONTEXTS else (1,):
             rows = [b for b in sorted(batches, key=lambda b: ORDER.index(b) if b in ORDER else len(ORDER)) if n <= b]
             cells = tuple(at for b in rows for p in precisions if not had.get(at := (p, b, n), False))
-            until = {"search_until": search_until, "prepare_until": prepare_until}
             if cells:
-                found.append(
-                    Job(
-                        model,
-                        cells,
-                        seconds,
-                        seed,
-                        **until,
-                        known=frozenset(had),
-                        compiled=compiled,
-                        eager=eager,
-                        descent=descent,
-                    )
-                )
+                found.append(job(model, cells, known=frozenset(had)))
     return found
 
 

@@ -1,7 +1,7 @@
 // One wave of a model's graph in one launch: every operator that can run at the same time, each on its own range of blocks.
 // Linear layers, gates and DCN-V2 layers are tiled matrix products on the tensor cores; a factorization machine and the folded cross
-// network of DCN take a warp a row beside them, layer norms a few lanes a field. If the wave is the model's last, its products are dotted with the head's
-// weights as they leave the registers, and the block that finishes a tile of rows last writes the rows' scores.
+// network of DCN take a warp a row beside them, layer norms a few lanes a field. If the wave is the model's last, its products are
+// dotted with the head's weights as they leave the registers, and the block that finishes a tile of rows last writes their scores.
 //
 // Grid: job j owns blocks [first_j, first_{j+1}); a product's tile t is rows (t / tiles) * BM.., columns (t % tiles) * BN...
 // K advances in spans of SPAN * 128 bytes through a ring of STAGES buffers (cp.async). The buffers of the weights are filled before
@@ -97,7 +97,8 @@ struct Product {
         const int wk = warp / (WM * WN), wm = warp % WM, wn = warp / WM % WN;
         const unsigned stage = shared + span % STAGES * STAGE_BYTES;
         const unsigned a_row = stage + (wm * (BM / WM) + (lane & 15)) * 128, a_piece = ((lane >> 4) ^ (lane & 7)) << 4;
-        const unsigned b_row = stage + (BM + wn * (BN / WN) + (lane & 7) + (NT > 1 ? (lane >> 4) << 3 : 0)) * 128;  // of one the same twice
+        const unsigned second = NT > 1 ? (lane >> 4) << 3 : 0;  // of two tiles' columns; where there is one it is read twice
+        const unsigned b_row = stage + (BM + wn * (BN / WN) + (lane & 7) + second) * 128;
         const unsigned b_piece = (((lane >> 3) & 1) ^ (lane & 7)) << 4;
 #pragma unroll
         for (int i = 0; i < 4 * SPAN / WK; ++i) {

@@ -104,6 +104,7 @@ struct Columns {
 // The blocks of a cluster have a part of a tile's sums each, in PARTS products as conclude takes them. The first block adds them up, in
 // the order of K, in the place of its first products; to the others this says that they are done.
 template <int PARTS> __device__ __forceinline__ bool add_up(float* products, int rank, int cluster) {
+    static_assert(THREADS % ROW_THREADS == 0, "a thread goes on with what it added up, here and in conclude");
     for (int i = threadIdx.x; PARTS > 1 && i < BM * ROW_THREADS; i += THREADS) {
         float* at = products + i / ROW_THREADS * (BN + 8) + i % ROW_THREADS * 4;
         float v[4];
