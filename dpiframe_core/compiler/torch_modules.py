@@ -29,7 +29,11 @@ def exportable() -> Iterator[None]:
 
 class _Instead(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = _taken_along(*args, **kwargs or {}) if func in (torch.take_along_dim, torch.Tensor.take_along_dim) else None
+        found = None
+        if func in (torch.take_along_dim, torch.Tensor.take_along_dim):
+            found = _taken_along(*args, **kwargs or {})
+        elif func in (functional.rrelu, torch.rrelu, torch.rrelu_):
+            found = _rectified(*args, **kwargs or {})
         return func(*args, **kwargs or {}) if found is None else found
 
 
@@ -41,6 +45,13 @@ def _taken_along(input: torch.Tensor, indices: torch.Tensor, dim: int | None = N
     sizes = [n if isinstance(m, int) and m == 1 else m for n, m in zip(input.shape, indices.shape, strict=True)]
     here, there = ([*sizes[:dim], x.shape[dim], *sizes[dim + 1 :]] for x in (input, indices))
     return input.expand(here).gather(dim, indices.expand(there))
+
+
+def _rectified(
+    input: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, **others: Any
+) -> torch.Tensor | None:
+    """torch.rrelu, which draws slopes in training alone. None: there."""
+    return None if training else functional.leaky_relu(input, (lower + upper) / 2)
 
 
 def _with_flat_states(kept: Any) -> Any:
@@ -71,3 +82,45 @@ def gru_cell(
     r, z = torch.sigmoid(own[0] + before[0]), torch.sigmoid(own[1] + before[1])
     n = torch.tanh(own[2] + r * before[2])
     return n + z * (h - n)
+
+
+def lstm_cell(
+    x: torch.Tensor,
+    states: tuple[torch.Tensor, torch.Tensor],
+    w: torch.Tensor,
+    u: torch.Tensor,
+    b: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """nn.LSTMCell, likewise."""
+    h, kept = states
+    i, f, g, o = (functional.linear(x, w, b) + functional.linear(h, u, c)).chunk(4, 1)
+    kept = torch.sigmoid(f) * kept + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(kept), kept
+
+
+def rnn_tanh_cell(
+    x: torch.Tensor,
+    h: torch.Tensor,
+    w: torch.Tensor,
+    u: torch.Tensor,
+    b: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """nn.RNNCell, likewise."""
+    return torch.tanh(functional.linear(x, w, b) + functional.linear(h, u, c))
+
+
+def rnn_relu_cell(
+    x: torch.Tensor,
+    h: torch.Tensor,
+    w: torch.Tensor,
+    u: torch.Tensor,
+    b: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """nn.RNNCell with nonlinearity="relu", likewise."""
+    return torch.relu(functional.linear(x, w, b) + functional.linear(h, u, c))
+
+
+CELLS = {getattr(torch.ops.aten, cell.__name__).default: cell for cell in (gru_cell, lstm_cell, rnn_tanh_cell, rnn_relu_cell)}

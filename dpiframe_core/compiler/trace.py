@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dpiframe_core.compiler.constant_masks import known_masks
 from dpiframe_core.compiler.examples import Scored
-from dpiframe_core.compiler.torch_modules import exportable, gru_cell
+from dpiframe_core.compiler.torch_modules import CELLS, exportable
 from dpiframe_core.errors import InputError
 
 _TORCH = f"{Path(torch.__file__).parent}/"  # torch_rechub lies beside it
@@ -104,13 +104,13 @@ def _in_fewer(module: fx.GraphModule) -> fx.Graph:
 
 @cache
 def _spelled_out() -> dict[Any, Any]:
-    """How the calls above are written by others: as torch does it, and nn.GRUCell's as here."""
+    """How the calls above are written by others: as torch does it, and those of recurrent cells as here."""
     names = set(_SPELLED_OUT.split())
     known = {**torch._decomp.decomposition_table, **torch.export.default_decompositions()}
     named = {call: known[call] for call in known if str(call).removeprefix("aten.").split(".")[0] in names}
     packets = [getattr(torch.ops.aten, name) for name in _OF_OTHERS.split()]
     own = {call: call.decompose for packet in packets for call in (getattr(packet, name) for name in packet.overloads())}
-    return named | own | {torch.ops.aten.gru_cell.default: gru_cell}
+    return named | own | CELLS
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What `compile` gives beside the graph: an example request, the tasks' names, and a summary for people."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -144,23 +145,28 @@ def test_norms_of_neighbouring_fields_are_one_where_they_are_alike(settings, nor
 
 
 class Steps(nn.Module):
-    """A GRU's cell called step by step, with a bias or without, as RecBole's FiGNN has it."""
+    """A recurrent cell called step by step, with a bias or without, as RecBole's FiGNN has it."""
 
-    def __init__(self, bias):
+    def __init__(self, cell, bias):
         super().__init__()
         self.user, self.item, self.tag, self.hour = (nn.Embedding(r, 8) for r in (50, 31, 7, 24))
-        self.cell, self.out = nn.GRUCell(8, 8, bias=bias), nn.Linear(8, 1)
+        self.cell, self.out = cell(8, 8, bias=bias), nn.Linear(8, 1)
 
     def forward(self, x):
         state = self.user(x["user"])
+        if isinstance(self.cell, nn.LSTMCell):
+            state = state, state.tanh()
         for name in ("item", "tag", "hour"):
             state = self.cell(getattr(self, name)(x[name]), state)
-        return torch.sigmoid(self.out(state))
+        return torch.sigmoid(self.out(state[0] * state[1] if isinstance(state, tuple) else state))
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_recurrent_cell_is_its_layers_step_by_step(bias):
+@pytest.mark.parametrize(
+    "cell", [nn.GRUCell, nn.LSTMCell, nn.RNNCell, partial(nn.RNNCell, nonlinearity="relu")], ids=["gru", "lstm", "tanh", "relu"]
+)
+def test_a_recurrent_cell_is_its_layers_step_by_step(cell, bias):
     made = schema()
-    found = compile_model(randomised(Steps(bias)), made, example(made))
+    found = compile_model(randomised(Steps(cell, bias)), made, example(made))
     assert found.deviation < 1e-6
     assert found.golden.scores.std() > 1e-3

@@ -36,6 +36,7 @@ SPELLED = {
     "added at positions, scaled": lambda h: torch.index_add(h, -1, AT, h[..., :4].tanh(), alpha=-0.5),
     "added to nothing": lambda h: torch.zeros(h.shape[0], 3, 8).index_add_(1, AT, h),
     "dropouts": dropouts,
+    "random slopes, as in evaluation": lambda h: functional.rrelu(h) + torch.rrelu(h, 0.1, 0.3),
     "a matrix a field": lambda h: torch.bmm(h.transpose(0, 1), CUBE).transpose(0, 1),
     "a matrix a field, and a bias": lambda h: torch.baddbmm(CUBE[:, :1], h.transpose(0, 1), CUBE).transpose(0, 1).tanh(),
     "a vector in front": lambda h: SQUARE[1] @ h,
