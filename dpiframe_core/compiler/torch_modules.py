@@ -1,6 +1,6 @@
 """torch's own modules where its code does not export as it stands: the same values by what does. Knows no graph of ours."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,28 +99,25 @@ def lstm_cell(
     return torch.sigmoid(o) * torch.tanh(kept), kept
 
 
-def rnn_tanh_cell(
-    x: torch.Tensor,
-    h: torch.Tensor,
-    w: torch.Tensor,
-    u: torch.Tensor,
-    b: torch.Tensor | None = None,
-    c: torch.Tensor | None = None,
-) -> torch.Tensor:
+def _rnn_cell(activation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
     """nn.RNNCell, likewise."""
-    return torch.tanh(functional.linear(x, w, b) + functional.linear(h, u, c))
+
+    def cell(
+        x: torch.Tensor,
+        h: torch.Tensor,
+        w: torch.Tensor,
+        u: torch.Tensor,
+        b: torch.Tensor | None = None,
+        c: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return activation(functional.linear(x, w, b) + functional.linear(h, u, c))
+
+    return cell
 
 
-def rnn_relu_cell(
-    x: torch.Tensor,
-    h: torch.Tensor,
-    w: torch.Tensor,
-    u: torch.Tensor,
-    b: torch.Tensor | None = None,
-    c: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """nn.RNNCell with nonlinearity="relu", likewise."""
-    return torch.relu(functional.linear(x, w, b) + functional.linear(h, u, c))
-
-
-CELLS = {getattr(torch.ops.aten, cell.__name__).default: cell for cell in (gru_cell, lstm_cell, rnn_tanh_cell, rnn_relu_cell)}
+CELLS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.gru_cell.default: gru_cell,
+    torch.ops.aten.lstm_cell.default: lstm_cell,
+    torch.ops.aten.rnn_tanh_cell.default: _rnn_cell(torch.tanh),
+    torch.ops.aten.rnn_relu_cell.default: _rnn_cell(torch.relu),
+}
