@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 
 from dpiframe_core.compiler.operations.arithmetic import as_compared
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
-from dpiframe_core.compiler.operations.joins import rows_of
+from dpiframe_core.compiler.operations.joins import rows_of, selected_at
 from dpiframe_core.compiler.operations.reductions import reduced
 from dpiframe_core.compiler.operations.strided import BATCH, Refused, Size, Strided, frame_of, selected, unsqueezed
 from dpiframe_core.graph.aten_rules import Plain
@@ -30,8 +31,8 @@ class RowStarts:
 
 def gathered(e: Emitter, x: Tensor, dim: int, index: Any) -> Strided:
     """torch.gather along a dimension of a row. An index that is repeated is read once."""
-    if not isinstance(index, Strided):
-        raise Refused("got gather by constant positions, expected x[:, [..]] or index_select for these")
+    if isinstance(index, Const):
+        return _gathered_at(e, x, dim, index)
     dim %= index.rank
     frame = frame_of([t for t in (x, index) if isinstance(t, Strided)], index.rank)
     position = frame.position(dim)
@@ -43,6 +44,22 @@ def gathered(e: Emitter, x: Tensor, dim: int, index: Any) -> Strided:
         if not any(atom.stride for atom in index.dims[d]):
             index = replace(index, dims=(*index.dims[:d], (), *index.dims[d + 1 :]))
     return e.call("aten.take_along_dim", [x if isinstance(x, Strided) else rows_of(x, frame), index], [position, False], frame)
+
+
+def _gathered_at(e: Emitter, x: Tensor, dim: int, index: Const) -> Strided:
+    """By the same positions in each row: one choice among all that a row has."""
+    dim %= index.tensor.ndim
+    if not isinstance(x, Strided) or index.batch_dim != 0 or dim == 0 or x.dims[0] != (BATCH,):
+        raise Refused(
+            "got gather by constant positions, expected them [1, ..] for all rows (`expand`), along another dimension"
+        )
+    sizes, at = [x.size(d) for d in range(1, x.rank)], index.tensor[0].long()
+    places = torch.meshgrid(*(torch.arange(n) for n in at.shape), indexing="ij")
+    flat = torch.zeros_like(at)
+    for d, size in enumerate(sizes):
+        flat = flat * size + (at if d == dim - 1 else places[d])
+    chosen = selected_at(e, e.view(x, [Size(1, True), Size(prod(sizes))]), 1, Const(flat.flatten()))
+    return e.view(chosen, [Size(1, True), *map(Size, at.shape)])
 
 
 def of_own_row(e: Emitter, x: Tensor, indices: Sequence[Any]) -> Strided:

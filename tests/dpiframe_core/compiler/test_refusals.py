@@ -108,7 +108,7 @@ class Others(Model):
 class SameForAll(Model):
     def forward(self, x):
         f = self.fields(x)
-        return self.out(f.gather(1, torch.tensor([[3]]).expand(f.shape[0], 16))).sigmoid()
+        return self.out(f.gather(0, torch.tensor([[0]]).expand(f.shape[0], f.shape[1]))).sigmoid()
 
 class LargeTable(Model):
     def forward(self, x):
@@ -183,7 +183,7 @@ EXPECTED = {
     Distant: ("index", BY_VALUES),
     Grid: ("index", "got an index of rows and several others, expected x[torch.arange(n), i] with one position a row"),
     Others: ("gather", BY_ROWS),
-    SameForAll: ("gather", "got gather by constant positions, expected x[:, [..]] or index_select for these"),
+    SameForAll: ("gather", "got gather by constant positions, expected them [1, ..] for all rows (`expand`), along another dimension"),
     LargeTable: ("index", MANY_ROWS),
     RowCount: (r"mul(_\d+)?", "got the number of rows as a number, expected one that is known before there is a batch"),
     Cropped: ("pad", "got padding by [-1, 1], expected 0 or more (a slice takes columns away)"),

@@ -12,6 +12,8 @@ SQUARE, CUBE = torch.arange(16.0).view(4, 4) / 16, torch.arange(96.0).view(4, 8,
 AT = torch.tensor([2, 0, 2, 2])
 
 
+FIELDS = torch.tensor([[[3, 0, 1, 2, 2, 1, 0, 3], [1, 1, 2, 2, 0, 0, 3, 3]]])
+COLUMNS = torch.tensor([[[3, 0, 1, 2, 2], [1, 1, 2, 2, 0], [0, 0, 0, 3, 3]]])
 EACH = torch.arange(8.0).view(2, 1, 4)
 
 
@@ -35,6 +37,8 @@ SPELLED = {
     "added at positions": lambda h: h.index_add(1, AT, h.flip(1)),
     "added at positions, scaled": lambda h: torch.index_add(h, -1, AT, h[..., :4].tanh(), alpha=-0.5),
     "added to nothing": lambda h: torch.zeros(h.shape[0], 3, 8).index_add_(1, AT, h),
+    "gathered at the same positions in each row": lambda h: h.gather(1, FIELDS.expand(h.shape[0], -1, -1)),
+    "gathered within the last dimension": lambda h: torch.gather(h.transpose(1, 2), -1, COLUMNS.expand(h.shape[0], 3, 5)),
     "dropouts": dropouts,
     "random slopes, as in evaluation": lambda h: functional.rrelu(h) + torch.rrelu(h, 0.1, 0.3),
     "a matrix a field": lambda h: torch.bmm(h.transpose(0, 1), CUBE).transpose(0, 1),
