@@ -50,9 +50,7 @@ def _gathered_at(e: Emitter, x: Tensor, dim: int, index: Const) -> Strided:
     """By the same positions in each row: one choice among all that a row has."""
     dim %= index.tensor.ndim
     if not isinstance(x, Strided) or index.batch_dim != 0 or dim == 0 or x.dims[0] != (BATCH,):
-        raise Refused(
-            "got gather by constant positions, expected them [1, ..] for all rows (`expand`), along another dimension"
-        )
+        raise Refused("got gather by constant positions, expected the same [1, ..] for all rows, not along them")
     sizes, at = [x.size(d) for d in range(1, x.rank)], index.tensor[0].long()
     places = torch.meshgrid(*(torch.arange(n) for n in at.shape), indexing="ij")
     flat = torch.zeros_like(at)

@@ -183,7 +183,7 @@ EXPECTED = {
     Distant: ("index", BY_VALUES),
     Grid: ("index", "got an index of rows and several others, expected x[torch.arange(n), i] with one position a row"),
     Others: ("gather", BY_ROWS),
-    SameForAll: ("gather", "got gather by constant positions, expected them [1, ..] for all rows (`expand`), along another dimension"),
+    SameForAll: ("gather", "got gather by constant positions, expected the same [1, ..] for all rows, not along them"),
     LargeTable: ("index", MANY_ROWS),
     RowCount: (r"mul(_\d+)?", "got the number of rows as a number, expected one that is known before there is a batch"),
     Cropped: ("pad", "got padding by [-1, 1], expected 0 or more (a slice takes columns away)"),
