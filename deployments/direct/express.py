@@ -19,7 +19,8 @@ from deployments.batching.scorer import Scored
 from deployments.direct.listener import EngineRing, Listener, Received, open_ring
 from deployments.direct.request_head import RequestHead
 from deployments.direct.scoring_request import ScoringRequest, refusal_of
-from deployments.fanin.connection import Agreement, Connection, engine_ended
+from deployments.fanin.connection import Connection, engine_ended
+from deployments.fanin.handshake import Agreement
 from deployments.fanin.request_memory import RequestMemory
 from deployments.fanin.rings import Status
 from deployments.fanin.scorer import FanInScorer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from deployments.config import Limits
-from deployments.fanin.connection import Agreement
+from deployments.fanin.handshake import Agreement
 from deployments.fanin.request_memory import RequestMemory
 from deployments.fanin.rings import Rings
 from deployments.http_api.request_body import slow_body

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import math
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -13,80 +12,13 @@ from typing import Protocol
 
 from deployments.batching.refusals import check_room, expired, queue_full, retry_after_s
 from deployments.batching.scorer import Reply, Scored
-from deployments.fanin import handshake
-from deployments.fanin.board import Board
-from deployments.fanin.handshake import Hello, Welcome
-from deployments.fanin.request_memory import RequestMemory
-from deployments.fanin.rings import NO_DEADLINE, SLOTS, Ask, Rings, Status
-from deployments.fanin.shared_memory import shared_memory
+from deployments.fanin.handshake import Agreement
+from deployments.fanin.rings import NO_DEADLINE, SLOTS, Ask, Status
 from dpiframe_core.errors import DPIFrameError, Overloaded, Unavailable
 from dpiframe_core.features.row_block import Floats, RowBlock
 
 _LINGER_S = 300e-6
 _RECENT = 0.25  # what the last lone request counts for in the time that the next one is expected to take
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Agreement:
-    """What an ingress has agreed on with an engine. Filled by `greet`; it is the connection's to close."""
-
-    index: int
-    sock: socket.socket
-    rings: Rings
-    board: Board
-    answer_fd: int
-    wake_fd: int
-    welcome: Welcome
-
-    def close(self) -> None:
-        """Leaves the engine, which sees the end of the socket."""
-        self.sock.close()
-        os.close(self.answer_fd)
-        os.close(self.wake_fd)
-
-
-def greet(sock: socket.socket, index: int, hello: Hello, memory: RequestMemory) -> Agreement:
-    """Agrees with the engine that `handshake.connect` found. Blocks for some milliseconds, at worst seconds.
-
-    Raises:
-        OSError, Unavailable: it is gone, or refuses this ingress.
-    """
-    rings_fd, answer_fd = shared_memory("dpiframe-rings", Rings.NBYTES), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    fds: list[int] = []
-    try:
-        handshake.send(sock, hello, (memory.fd, rings_fd, answer_fd))
-        welcome, fds = handshake.receive(sock, Welcome, 2)
-        if welcome.refused or len(fds) != 2:
-            raise Unavailable(f"engine: {welcome.refused}")
-        sock.setblocking(False)
-        board_fd, wake_fd = fds
-        agreed = Agreement(index, sock, Rings(rings_fd), Board(board_fd, welcome.max_batch_rows), answer_fd, wake_fd, welcome)
-        os.close(board_fd)
-        return agreed
-    except BaseException:
-        sock.close()
-        for fd in (answer_fd, *fds):
-            os.close(fd)
-        raise
-    finally:
-        os.close(rings_fd)
-
-
-async def greeted(sock: socket.socket, index: int, hello: Hello, memory: RequestMemory) -> Agreement:
-    """`greet` on a thread. If nobody waits for it any more, what it comes to is closed."""
-    agreeing = asyncio.get_running_loop().run_in_executor(None, greet, sock, index, hello, memory)
-    try:
-        return await asyncio.shield(agreeing)
-    except asyncio.CancelledError:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)  # a thread that waits for the welcome waits no longer
-        agreeing.add_done_callback(_close_agreed)
-        raise
-
-
-def _close_agreed(agreeing: asyncio.Future[Agreement]) -> None:
-    if not agreeing.cancelled() and agreeing.exception() is None:
-        agreeing.result().close()
 
 
 @dataclass(slots=True, eq=False)

@@ -12,9 +12,9 @@ from itertools import count
 
 from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
-from deployments.fanin.connection import Agreement, Connection, greeted
+from deployments.fanin.connection import Connection
 from deployments.fanin.far import FarEngines
-from deployments.fanin.handshake import Hello, Welcome
+from deployments.fanin.handshake import Agreement, Hello, Welcome
 from deployments.fanin.request_memory import RequestMemory
 from dpiframe_core.errors import Unavailable
 
@@ -96,7 +96,7 @@ class EngineSearch:
         """A second agreement with the same engine, over other memory. Raises as `greet`."""
         sock = handshake.connect(self._place, connection.index)
         hello = self.hello.model_copy(update={"memory_bytes": memory.size})
-        return await greeted(sock, connection.index, hello, memory)
+        return await handshake.greeted(sock, connection.index, hello, memory)
 
     def leave(self) -> None:
         """Leaves all engines, for good: what is open fails with Unavailable, and so does all that comes."""
@@ -159,7 +159,7 @@ class EngineSearch:
 
     async def _greet(self, sock: socket.socket, index: int) -> None:
         try:
-            agreed = await greeted(sock, index, self.hello, self._memory)
+            agreed = await handshake.greeted(sock, index, self.hello, self._memory)
         except Exception as error:  # of another bundle, or nothing that we know; the search must go on
             self._refuse(index, error)
             return

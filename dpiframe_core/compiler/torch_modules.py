@@ -1,6 +1,6 @@
 """torch's own modules where its code does not export as it stands: the same values by what does. Knows no graph of ours."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,55 +69,41 @@ def _is_said_to_be_causal(mask: torch.Tensor | None, is_causal: bool | None = No
     return is_causal is True
 
 
-def gru_cell(
-    x: torch.Tensor,
-    h: torch.Tensor,
-    w: torch.Tensor,
-    u: torch.Tensor,
-    b: torch.Tensor | None = None,
-    c: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """nn.GRUCell by what the table of operators has."""
-    own, before = functional.linear(x, w, b).chunk(3, 1), functional.linear(h, u, c).chunk(3, 1)
-    r, z = torch.sigmoid(own[0] + before[0]), torch.sigmoid(own[1] + before[1])
-    n = torch.tanh(own[2] + r * before[2])
+def _gru(own: torch.Tensor, before: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    of_x, of_h = own.chunk(3, 1), before.chunk(3, 1)
+    r, z = torch.sigmoid(of_x[0] + of_h[0]), torch.sigmoid(of_x[1] + of_h[1])
+    n = torch.tanh(of_x[2] + r * of_h[2])
     return n + z * (h - n)
 
 
-def lstm_cell(
-    x: torch.Tensor,
-    states: tuple[torch.Tensor, torch.Tensor],
-    w: torch.Tensor,
-    u: torch.Tensor,
-    b: torch.Tensor | None = None,
-    c: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """nn.LSTMCell, likewise."""
-    h, kept = states
-    i, f, g, o = (functional.linear(x, w, b) + functional.linear(h, u, c)).chunk(4, 1)
-    kept = torch.sigmoid(f) * kept + torch.sigmoid(i) * torch.tanh(g)
+def _lstm(own: torch.Tensor, before: torch.Tensor, states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    i, f, g, o = (own + before).chunk(4, 1)
+    kept = torch.sigmoid(f) * states[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(kept), kept
 
 
-def _rnn_cell(activation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """nn.RNNCell, likewise."""
+def _cell(step: Callable[[torch.Tensor, torch.Tensor, Any], Any]) -> Callable[..., Any]:
+    """A cell of torch's by what the table of operators has: its linear layers of the input and of the last state, and what a
+    step makes of both.
+    """
 
     def cell(
         x: torch.Tensor,
-        h: torch.Tensor,
+        last: Any,
         w: torch.Tensor,
         u: torch.Tensor,
         b: torch.Tensor | None = None,
         c: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return activation(functional.linear(x, w, b) + functional.linear(h, u, c))
+    ) -> Any:
+        h = last if isinstance(last, torch.Tensor) else last[0]
+        return step(functional.linear(x, w, b), functional.linear(h, u, c), last)
 
     return cell
 
 
 CELLS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.gru_cell.default: gru_cell,
-    torch.ops.aten.lstm_cell.default: lstm_cell,
-    torch.ops.aten.rnn_tanh_cell.default: _rnn_cell(torch.tanh),
-    torch.ops.aten.rnn_relu_cell.default: _rnn_cell(torch.relu),
+    torch.ops.aten.gru_cell.default: _cell(_gru),
+    torch.ops.aten.lstm_cell.default: _cell(_lstm),
+    torch.ops.aten.rnn_tanh_cell.default: _cell(lambda own, before, _: torch.tanh(own + before)),
+    torch.ops.aten.rnn_relu_cell.default: _cell(lambda own, before, _: torch.relu(own + before)),
 }

@@ -11,7 +11,7 @@ import torch
 from kernels.lookup.bag_parts import FAR, FARTHER, LONG, BagParts, bag_parts
 from kernels.lookup.descriptors import REACH, TABLE, Descriptors
 from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
-from kernels.lookup.tiling import Tiling, bag_tiling, far_tiling, tiling
+from kernels.lookup.tiling import Tiling, bag_tiling, each_alone, far_tiling, tiling
 from kernels.lookup.units import DTYPES, units_image, units_of
 from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import kernel
@@ -118,16 +118,16 @@ class DeviceLookup:
         image["scale"][reads] = np.where(tables["scale"] > 0, tables["scale"] + 4 * offset, 0)
         cut.records.copy_(torch.from_numpy(cut.image.view(np.uint8)))
 
-    def _cut(self, rows: int) -> _Cut:
+    def _cut_for(self, rows: int) -> _Cut:
         """That of a launch: the last, of short parts, where each row has a multiprocessor for itself."""
-        return self._cuts[-1 if rows <= self._processors else 0]
+        return self._cuts[-1 if each_alone(rows, self._processors) else 0]
 
     def tiling(self, rows: int, pinned: bool) -> Tiling:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
-        bags = self._cut(rows).bags
+        bags = self._cut_for(rows).bags
         if bags.units:
             parts, team, tiers = len(bags.parts), bags.team, self._descriptors.tiers
-            few = rows <= self._processors and not tiers  # then no thread comes back for a single
+            few = each_alone(rows, self._processors) and not tiers  # then no thread comes back for a single
             threads = (parts + len(bags.singles) if few else parts or len(bags.singles)) * team
             t = bag_tiling(rows, self.units, self.totals, threads, self._processors, pinned, tiers)
             if self._descriptors.spread > REACH:
@@ -160,7 +160,9 @@ class DeviceLookup:
             buckets: rows, and whether such launches run ahead of their rows. pinned: ids and numbers lie in host memory.
         """
         # Launches that differ in a block's rows alone share a kernel.
-        tilings = {(replace(self.tiling(rows, pinned), rows=0), self._cut(rows).bags, ahead) for rows, ahead in buckets.items()}
+        tilings = {
+            (replace(self.tiling(rows, pinned), rows=0), self._cut_for(rows).bags, ahead) for rows, ahead in buckets.items()
+        }
         return [partial(self._kernel, *what) for what in tilings]
 
     def __call__(
@@ -232,7 +234,7 @@ class DeviceLookup:
             raise ValueError(f"lookup state: got {got}, expected {STATE_WORDS} for rows that are staged after the launch")
         descriptors = self._descriptors
         t = self.tiling(rows, pinned=not (batch.candidate_ids.is_cuda or batch.context_ids.is_cuda))
-        cut = self._cut(rows)
+        cut = self._cut_for(rows)
         i32 = np.int32
         launch(
             self._kernel(t, cut.bags, ahead),

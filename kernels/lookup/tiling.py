@@ -61,6 +61,11 @@ def _lanes_of(totals: int) -> int:
     return next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
 
 
+def each_alone(rows: int, processors: int) -> bool:
+    """Whether each row of a launch has a multiprocessor for itself."""
+    return rows <= processors
+
+
 def bag_tiling(
     rows: int, units: int, totals: int, bag_threads: int, processors: int, pinned: bool, tiers: bool = False
 ) -> Tiling:
@@ -69,7 +74,7 @@ def bag_tiling(
     units: output vectors that are of no bag. bag_threads: that the parts of one row take. The constants are from sweeps on an
     H200: MLPerf's bags, 64 and 128 columns, float16 and int8, uniform and Zipf ids, 1,024 to 16,384 rows; 48 tilings, and 9.
     """
-    if rows <= processors and not tiers:  # all that a row reads at once
+    if each_alone(rows, processors) and not tiers:  # all that a row reads at once
         threads = -(-min(704, max(units, bag_threads)) // 32) * 32
         return Tiling(1, threads, 64 if totals else 0, _lanes_of(totals), 1)
     many = rows > 16 * processors

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from kernels.dense.activation import KINDS
 from kernels.dense.linear import DENSE_DTYPE, padded
 from kernels.interaction.pairs import Pairs
 from kernels.runtime.launch import check_dense, check_rows, launch, shared_limit
 from kernels.runtime.source import kernel
 from kernels.waves.chain_links import ChainHead, ChainOperands, Link, check_links, made_columns
-from kernels.waves.packed_weights import COLUMNS, CrossWeights, JobWeights, LinearWeights, NormWeights, job_weights, packed
-from kernels.waves.wave_arguments import MAX_LINKS, MAX_LOGITS, ChainArguments, logit_steps
+from kernels.waves.packed_weights import COLUMNS, CrossWeights, JobWeights, LinearWeights, job_weights, packed
+from kernels.waves.wave_arguments import MAX_LINKS, MAX_LOGITS, ChainArguments, fill_job, logit_steps
 from kernels.waves.wave_jobs import CrossJob, FmJob, JobKind, LinearJob, NormJob, job_constants
 
 MOST_ROWS = 8  # of chain.cu
@@ -163,26 +162,18 @@ class Chain:
     def _describe(self, i: int, target: Any, rows: int) -> int:
         """What does not change from launch to launch of so many rows. Returns the link's blocks."""
         job, own = self.links[i].job, self._weights[i]
+        if isinstance(job, Pairs):
+            target.kind, target.width = JobKind.DOT, self._columns(i)
+            return rows
+        fill_job(target, job, own)
         match job, own:
             case LinearJob(), LinearWeights():
-                target.width, target.depth = len(own.bias), self._depth(i)
-                target.weight, target.bias = own.weight.data_ptr(), own.bias.data_ptr()
-                target.head, target.slot = own.head.data_ptr() if len(own.head) else 0, self._slot[i]
-                target.activation, target.outer, target.number = KINDS[job.activation], int(job.outer_bias), job.gate
-                target.shape = own.shape.data_ptr() if len(own.shape) else 0
+                target.depth, target.slot, target.number = self._depth(i), self._slot[i], job.gate
                 return len(own.weight)
             case FmJob(), _:
-                target.kind, target.width, target.depth = JobKind.FM, job.fields, job.dim
                 target.x += job.offset * self._dtype.itemsize
-            case NormJob(), NormWeights():
-                target.kind, target.width, target.depth, target.number = JobKind.NORM, job.fields, job.dim, job.eps
-                target.weight, target.activation = own.weight.data_ptr(), KINDS["relu"] if job.relu else 0
-            case Pairs(), _:
-                target.kind, target.width = JobKind.DOT, self._columns(i)
-                return rows
-            case CrossJob(), CrossWeights():
-                target.kind, target.width = JobKind.CROSS, job.width
-                target.weight, target.bias = own.weights.data_ptr(), own.k.data_ptr()
+            case NormJob(), _:
+                target.number = job.eps
         return 1
 
     def _given_x(self, link: int, x: torch.Tensor | None, rows: int) -> torch.Tensor:

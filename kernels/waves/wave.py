@@ -10,19 +10,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.dense.activation import KINDS
 from kernels.dense.library import ACTIVATIONS, LIBRARY, run_by_library
 from kernels.dense.linear import DENSE_DTYPE
 from kernels.runtime.fastest import Found, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit, tensor_map
 from kernels.runtime.source import kernel
-from kernels.waves.packed_weights import CrossWeights, LinearWeights, NormWeights, job_weights, share_weights, tf32_halves
-from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, crossed_arguments, fill_head, fill_share
+from kernels.waves.packed_weights import LinearWeights, job_weights, share_weights, tf32_halves
+from kernels.waves.wave_arguments import (
+    MAX_JOBS,
+    MapArguments,
+    WaveArguments,
+    crossed_arguments,
+    crossed_operands,
+    fill_head,
+    fill_job,
+    fill_layer,
+    fill_share,
+)
 from kernels.waves.wave_jobs import (
     FmJob,
     HeadOperands,
     Job,
-    JobKind,
     LinearJob,
     NormJob,
     Operands,
@@ -38,6 +46,7 @@ from kernels.waves.wave_tiles import (
     MANY_ROWS,
     MOST_HEAD_COLUMNS,
     STATIC_BYTES,
+    TILES,
     WIDE_TILES,
     AnyTile,
     CrossedTile,
@@ -102,7 +111,8 @@ class Wave:
     @property
     def most_slots(self) -> int:
         """Partial sums of the head a row, at most: with the narrowest tiles."""
-        return sum(-(-len(own.bias) // 8) for own in self._weights if isinstance(own, LinearWeights) and len(own.head))
+        narrowest = min(t.columns for t in TILES)
+        return sum(-(-len(own.bias) // narrowest) for own in self._weights if isinstance(own, LinearWeights) and len(own.head))
 
     def tiles_for(self, rows: int) -> list[AnyTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
@@ -210,53 +220,31 @@ class Wave:
             target.x, target.x_ld = given.x.data_ptr(), given.x.stride(0)
             target.out, target.out_ld = (0, 0) if given.out is None else (given.out.data_ptr(), given.out.stride(0))
             target.first = first
-            if isinstance(job, LinearJob):
-                assert isinstance(own, LinearWeights)
-                width, depth = own.weight.shape
-                check_dense("wave x", given.x, rows, depth, self._dtype)
-                if given.out is not None:
-                    check_rows("wave out", given.out, rows, width)
-                target.weight, target.bias = own.weight.data_ptr(), own.bias.data_ptr()
-                target.scale = own.scale.data_ptr()
-                target.x0_scale, target.xl_scale, target.out_factor = job.x0_scale, job.xl_scale, 1 / job.out_scale
-                target.head = own.head.data_ptr() if len(own.head) else 0
-                target.width, target.depth, target.activation = width, depth, KINDS[job.activation]
-                target.shape, target.outer = own.shape.data_ptr() if len(own.shape) else 0, int(job.outer_bias)
-                target.tiles, target.slot = -(-width // tile.columns), slot
-                if wide:
-                    maps.x[shares + i] = tensor_map(given.x[:rows, :depth], tile.rows)
-                    maps.weight[shares + i] = tensor_map(self._wide_weights[i], tile.columns)
-                if job.cross:
-                    x0, xl = self._crossed(given, rows, width)
-                    target.x0, target.x0_ld = x0.data_ptr(), x0.stride(0)
-                    target.xl, target.xl_ld = xl.data_ptr(), xl.stride(0)
-                elif job.gate:
-                    if given.x0 is None:
-                        raise ValueError("wave gate: got no x0, expected one")
-                    check_dense("wave x0", given.x0, rows, width, self._dtype)
-                    target.x0, target.x0_ld, target.x0_scale = given.x0.data_ptr(), given.x0.stride(0), job.gate
-                slot += target.tiles if len(own.head) else 0
-                first += target.tiles * -(-rows // tile.rows) * cluster
-            elif isinstance(job, FmJob):
-                check_rows("wave fm x", given.x, rows, job.width)
-                target.kind, target.width, target.depth, target.x_scale = JobKind.FM, job.fields, job.dim, job.x_scale
-                target.x += job.offset * given.x.element_size()
-                first += _whole(-(-rows // tile.row_warps), cluster)
-            elif isinstance(job, NormJob):
-                assert isinstance(own, NormWeights)
-                check_dense("wave norm x", given.x, rows, job.width, self._dtype)
-                if given.out is None:
-                    raise ValueError("wave norm: got no out, expected one")
-                check_dense("wave norm out", given.out, rows, job.width, self._dtype)
-                target.kind, target.width, target.depth, target.x_scale = JobKind.NORM, job.fields, job.dim, job.eps
-                target.weight, target.activation = own.weight.data_ptr(), KINDS["relu"] if job.relu else 0
-                first += _whole(job.blocks(rows, 32 * tile.row_warps), cluster)
-            else:
-                target.kind, target.width = JobKind.CROSS, job.width
-                check_rows("wave cross x", given.x, rows, target.width)
-                assert isinstance(own, CrossWeights)
-                target.weight, target.bias = own.weights.data_ptr(), own.k.data_ptr()
-                first += _whole(-(-rows // tile.row_warps), cluster)
+            fill_job(target, job, own)
+            match job:
+                case LinearJob():
+                    assert isinstance(own, LinearWeights)
+                    fill_layer(target, job, given, own, rows)
+                    target.tiles, target.slot = -(-target.width // tile.columns), slot
+                    if wide:
+                        maps.x[shares + i] = tensor_map(given.x[:rows, : target.depth], tile.rows)
+                        maps.weight[shares + i] = tensor_map(self._wide_weights[i], tile.columns)
+                    slot += target.tiles if len(own.head) else 0
+                    blocks = target.tiles * -(-rows // tile.rows) * cluster
+                case NormJob():
+                    check_dense("wave norm x", given.x, rows, job.width, self._dtype)
+                    if given.out is None:
+                        raise ValueError("wave norm: got no out, expected one")
+                    check_dense("wave norm out", given.out, rows, job.width, self._dtype)
+                    target.x_scale, blocks = job.eps, job.blocks(rows, 32 * tile.row_warps)
+                case FmJob():
+                    check_rows("wave fm x", given.x, rows, job.width)
+                    target.x_scale, blocks = job.x_scale, -(-rows // tile.row_warps)
+                    target.x += job.offset * given.x.element_size()
+                case _:
+                    check_rows("wave cross x", given.x, rows, job.width)
+                    blocks = -(-rows // tile.row_warps)
+            first += -(-blocks // cluster) * cluster  # in whole clusters
         if head is not None and self._bias is not None:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
         function = self._function(tile)
@@ -282,15 +270,6 @@ class Wave:
         width, depth = own.weight.shape
         run_by_library(given.x[:, :depth], own.weight, self._library_bias, job.activation, given.out[:, :width])
 
-    def _crossed(self, given: Operands, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """x0 and xl of a cross layer."""
-        x0, xl = given.x0, given.x if given.xl is None else given.xl
-        if x0 is None:
-            raise ValueError("wave cross layer: got no x0, expected one")
-        check_dense("wave x0", x0, rows, width, self._dtype)
-        check_dense("wave xl", xl, rows, width, self._dtype)
-        return x0, xl
-
     def _alone(self, given: Operands, rows: int, state: torch.Tensor, tile: CrossedTile) -> Callable[[], None]:
         job, own = self.jobs[0], self._weights[0]
         assert isinstance(job, LinearJob)
@@ -299,7 +278,7 @@ class Wave:
         width, depth = own.weight.shape
         check_dense("wave x", given.x, rows, depth, self._dtype)
         check_dense("wave out", given.out, rows, width, self._dtype)
-        x0, xl = self._crossed(given, rows, width)
+        x0, xl = crossed_operands(given, rows, width, self._dtype)
         by_rows = given.x[:rows, :depth], x0[:rows, :width], xl[:rows, :width], given.out[:rows, :width]
         x, *others = (tensor_map(matrix, tile.rows) for matrix in by_rows)
         layer = crossed_arguments((x, tensor_map(own.weight, tile.columns), *others), job, own, tile)
@@ -316,8 +295,3 @@ class Wave:
         if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
             function.max_dynamic_shared_size_bytes = tile.shared_bytes
         return function
-
-
-def _whole(blocks: int, cluster: int) -> int:
-    """Rounded up to clusters."""
-    return -(-blocks // cluster) * cluster

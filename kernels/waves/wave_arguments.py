@@ -5,12 +5,18 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.runtime.launch import MAP_WORDS, check_dense
-from kernels.waves.packed_weights import LinearWeights, ShareWeights
+from kernels.dense.activation import KINDS
+from kernels.runtime.launch import MAP_WORDS, check_dense, check_rows
+from kernels.waves.packed_weights import CrossWeights, JobWeights, LinearWeights, NormWeights, ShareWeights
 from kernels.waves.wave_jobs import (
+    CrossJob,
+    FmJob,
     HeadOperands,
+    Job,
     JobKind,
     LinearJob,
+    NormJob,
+    Operands,
     ShareOperands,
     chunk_columns,
     most_contexts,
@@ -101,6 +107,53 @@ def crossed_arguments(maps: Sequence[object], job: LinearJob, weights: LinearWei
         *maps, weights.bias.data_ptr(), weights.scale.data_ptr(), job.x0_scale, job.xl_scale, 1 / job.out_scale,
         width, depth, -(-width // tile.columns),
     )  # fmt: skip
+
+
+def fill_job(target: JobArguments | LinkArguments, job: Job, own: JobWeights) -> None:
+    """What a job of a wave and a link of a chain have alike: kind, sizes but a layer's depth, weights, activation."""
+    match job, own:
+        case LinearJob(), LinearWeights():
+            target.width, target.activation, target.outer = len(own.bias), KINDS[job.activation], int(job.outer_bias)
+            target.weight, target.bias = own.weight.data_ptr(), own.bias.data_ptr()
+            target.head = own.head.data_ptr() if len(own.head) else 0
+            target.shape = own.shape.data_ptr() if len(own.shape) else 0
+        case FmJob(), _:
+            target.kind, target.width, target.depth = JobKind.FM, job.fields, job.dim
+        case NormJob(), NormWeights():
+            target.kind, target.width, target.depth = JobKind.NORM, job.fields, job.dim
+            target.weight, target.activation = own.weight.data_ptr(), KINDS["relu"] if job.relu else 0
+        case CrossJob(), CrossWeights():
+            target.kind, target.width = JobKind.CROSS, job.width
+            target.weight, target.bias = own.weights.data_ptr(), own.k.data_ptr()
+
+
+def fill_layer(target: JobArguments, job: LinearJob, given: Operands, own: LinearWeights, rows: int) -> None:
+    """What else a layer of a wave has. Raises ValueError: an operand does not fit."""
+    (width, depth), dtype = own.weight.shape, own.weight.dtype
+    check_dense("wave x", given.x, rows, depth, dtype)
+    if given.out is not None:
+        check_rows("wave out", given.out, rows, width)
+    target.depth, target.scale = depth, own.scale.data_ptr()
+    target.x0_scale, target.xl_scale, target.out_factor = job.x0_scale, job.xl_scale, 1 / job.out_scale
+    if job.cross:
+        x0, xl = crossed_operands(given, rows, width, dtype)
+        target.x0, target.x0_ld = x0.data_ptr(), x0.stride(0)
+        target.xl, target.xl_ld = xl.data_ptr(), xl.stride(0)
+    elif job.gate:
+        if given.x0 is None:
+            raise ValueError("wave gate: got no x0, expected one")
+        check_dense("wave x0", given.x0, rows, width, dtype)
+        target.x0, target.x0_ld, target.x0_scale = given.x0.data_ptr(), given.x0.stride(0), job.gate
+
+
+def crossed_operands(given: Operands, rows: int, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """x0 and xl of a cross layer. Raises ValueError: they do not fit."""
+    x0, xl = given.x0, given.x if given.xl is None else given.xl
+    if x0 is None:
+        raise ValueError("wave cross layer: got no x0, expected one")
+    check_dense("wave x0", x0, rows, width, dtype)
+    check_dense("wave xl", xl, rows, width, dtype)
+    return x0, xl
 
 
 def fill_head(target: HeadArguments, head: HeadOperands, bias: torch.Tensor, rows: int, slots: int, tasks: int) -> None:

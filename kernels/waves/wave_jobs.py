@@ -8,7 +8,9 @@ import torch
 
 from kernels.dense.activation import KINDS
 from kernels.runtime.launch import type_name
+from kernels.waves.wave_tiles import LEAST_SHARED_COLUMNS
 
+FIELDS_AT_ONCE = 4  # of row_norms.cuh
 ROWS_A_CONTEXT = 16  # at least, in the mean, of a batch whose contexts have shares
 
 
@@ -99,7 +101,7 @@ class NormJob:
 
     def blocks(self, rows: int, threads: int) -> int:
         """Of so many threads, which take so many fields at once as row_norms.cuh has it."""
-        return -(-rows * self.fields // (threads // norm_lanes(self.dim) * 4))
+        return -(-rows * self.fields // (threads // norm_lanes(self.dim) * FIELDS_AT_ONCE))
 
 
 def norm_lanes(dim: int) -> int:
@@ -178,7 +180,7 @@ def most_contexts(rows: int) -> int:
 
 def share_marks(rows: int, out: int) -> int:
     """Words that tell of shares, with the smallest tiles that share."""
-    return -(-most_contexts(rows) // 16) * -(-out // 16)
+    return -(-most_contexts(rows) // 16) * -(-out // LEAST_SHARED_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

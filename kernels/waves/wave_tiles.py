@@ -181,7 +181,7 @@ def tiles_for(rows: int, wide: Sequence[WideTile | CrossedTile] = ()) -> list[An
     """The tiles worth trying for a number of rows: none that is mostly padding, none far too small. `wide`: those that the GPU
     and the precision allow."""
     tiles: list[AnyTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
-    tiles = [t for t in tiles if t.columns > 8 or rows <= FEW_ROWS]
+    tiles = [t for t in tiles if t.columns >= LEAST_SHARED_COLUMNS or rows <= FEW_ROWS]
     return tiles + [t for t in wide if rows >= 64 and t.rows <= rows]
 
 

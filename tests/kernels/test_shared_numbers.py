@@ -12,7 +12,7 @@ from kernels.lookup.plan import Kind
 from kernels.lookup.units import How
 from kernels.runtime.source import FOLDER
 from kernels.runtime.state import StateWord
-from kernels.waves.wave_jobs import JobKind
+from kernels.waves.wave_jobs import FIELDS_AT_ONCE, JobKind
 
 
 def enum_of(file: str, name: str) -> dict[str, int]:
@@ -39,6 +39,11 @@ def test_activations_have_the_numbers_that_their_kernels_know() -> None:
     alone = {key.rstrip("_").lower(): number for key, number in enum_of("dense/activation.cuh", "Kinds").items()}
     assert alone.pop("as_is") == KINDS["identity"]
     assert alone.items() <= KINDS.items()
+
+
+def test_as_many_fields_are_normed_at_once_in_both() -> None:
+    (fields,) = re.findall(r"#define FIELDS_AT_ONCE (\d+)", (FOLDER / "dense/row_norms.cuh").read_text())
+    assert int(fields) == FIELDS_AT_ONCE
 
 
 FIELD = re.compile(r"#define HOW_(\w+)\(how\) \(\(how\)(?: >> (\d+))?(?: & (\d+))?\)")

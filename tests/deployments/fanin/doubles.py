@@ -13,8 +13,8 @@ from deployments.batching.dispatcher import Run
 from deployments.batching.scorer import Scored
 from deployments.fanin.batcher import FanInBatcher
 from deployments.fanin.board import Board
-from deployments.fanin.connection import Agreement, Connection
-from deployments.fanin.handshake import meeting_place
+from deployments.fanin.connection import Connection
+from deployments.fanin.handshake import Agreement, meeting_place
 from deployments.fanin.peer import Peer
 from deployments.fanin.rings import Rings
 from deployments.fanin.scorer import FanInScorer

@@ -16,6 +16,7 @@ import pytest
 from deployments.batching.scorer import Scored
 from deployments.fanin import batcher as batcher_module
 from deployments.fanin import connection as connection_module
+from deployments.fanin import handshake
 from deployments.fanin.batcher import FanInBatcher
 from deployments.fanin.handshake import Hello
 from deployments.fanin.peer import Peer
@@ -407,7 +408,7 @@ def test_a_greeting_that_nobody_waits_for_any_more_leaves_nothing_open() -> None
         await asyncio.to_thread(int)  # there is a thread
         before = sorted(os.listdir("/proc/self/fd"))
         hello = Hello(model="m", fingerprint="f", memory_bytes=4096)
-        greeting = asyncio.create_task(connection_module.greeted(ours, 0, hello, memory))
+        greeting = asyncio.create_task(handshake.greeted(ours, 0, hello, memory))
         assert (await asyncio.to_thread(theirs.recv, 1 << 16)).startswith(b"{")
         greeting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -428,13 +429,13 @@ def test_what_a_greeting_comes_to_when_nobody_waits_for_it_any_more_is_closed(mo
         goes_on.wait(10)
         return SimpleNamespace(close=closed.set)
 
-    monkeypatch.setattr(connection_module, "greet", greet)
+    monkeypatch.setattr(handshake, "greet", greet)
     memory = RequestMemory(4096)
 
     async def main() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         hello = Hello(model="m", fingerprint="f", memory_bytes=4096)
-        greeting = asyncio.create_task(connection_module.greeted(ours, 0, hello, memory))
+        greeting = asyncio.create_task(handshake.greeted(ours, 0, hello, memory))
         await asyncio.to_thread(begun.wait, 10)
         greeting.cancel()
         with pytest.raises(asyncio.CancelledError):

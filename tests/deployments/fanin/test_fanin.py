@@ -18,10 +18,8 @@ import numpy as np
 import pytest
 
 from deployments.config import MOST_ENGINES
-from deployments.fanin import connection as fanin_connection
 from deployments.fanin import handshake
-from deployments.fanin.connection import Agreement
-from deployments.fanin.handshake import meeting_place
+from deployments.fanin.handshake import Agreement, meeting_place
 from deployments.fanin.scorer import FanInScorer
 from dpiframe_core.errors import DeadlineExceeded, Unavailable
 from tests.deployments.fanin.doubles import FINGERPRINT, rows_of, with_scorer
@@ -223,7 +221,7 @@ def test_a_deadline_is_answered_while_every_lane_is_busy(node: str, start: Calla
 def test_what_goes_wrong_with_one_engine_does_not_end_the_search_for_others(
     node: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, start: Callable[[str], Process]
 ) -> None:
-    greet = fanin_connection.greet
+    greet = handshake.greet
 
     def odd(sock: socket.socket, index: int, *rest: Any) -> Agreement:
         if index == 0:
@@ -231,7 +229,7 @@ def test_what_goes_wrong_with_one_engine_does_not_end_the_search_for_others(
             raise OverflowError("a board of 2**80 bytes")
         return greet(sock, index, *rest)
 
-    monkeypatch.setattr(fanin_connection, "greet", odd)
+    monkeypatch.setattr(handshake, "greet", odd)
     start("engine")
 
     async def body(scorer: FanInScorer) -> None:
