@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +26,13 @@ from dpiframe_core.graph.graph import Attrs, Node, Source
 from kernels.dense.linear import padded
 from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.plan import LookupPlan
+from kernels.runtime.source import loading
 from kernels.runtime.state import STATE_WORDS, StateWord
 
 FOLDER = Path("/dev/shm")  # of memory files
 LAUNCHES = 8  # of one graph, for device time
 _FOUND_S = 60.0  # within which processes have found one another
 _CHECKED_ROWS = 64
-_THREADS = 8  # that compile
 DTYPE = torch.bfloat16  # of what is looked up, as the first layer takes it
 Tables = Mapping[str, torch.Tensor]
 
@@ -96,15 +95,12 @@ def lookup_over(store: EmbeddingStore, plan: LookupPlan) -> DeviceLookup:
 
 def compiled(group: Group, lookups: Sequence[DeviceLookup], batches: Sequence[int], *, pinned: bool) -> None:
     """Compiles all that will be launched, several at once, each process its part: the others find it on disk."""
-    calls = [c for lookup in lookups for c in lookup.compile(dict.fromkeys(batches, False), pinned)]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(_called, calls[group.rank :: group.size]))
-        group.wait()
-        list(pool.map(_called, calls))
-
-
-def _called(call: Callable[[], object]) -> None:
-    call()
+    sources = list(dict.fromkeys(lookup.source(rows, pinned=pinned) for lookup in lookups for rows in batches))
+    with loading(sources[group.rank :: group.size]):
+        pass
+    group.wait()
+    with loading(sources):
+        pass
 
 
 def measured(

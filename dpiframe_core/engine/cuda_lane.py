@@ -7,7 +7,6 @@ import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,6 +28,7 @@ from kernels.runtime.fastest import Found
 from kernels.runtime.gc_pause import gc_paused
 from kernels.runtime.launch import give_back, own_stream
 from kernels.runtime.replay import stages
+from kernels.runtime.source import KernelSource, loading
 from kernels.runtime.state import STATE_WORDS, StateWord
 
 log = logging.getLogger(__name__)
@@ -104,9 +104,8 @@ class CudaLane:
         """Warms up and captures every bucket, the largest first, so that smaller ones fit in its memory."""
         pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
-        with self._compiling(), self._issuing():
+        with loading(self._sources()), self._issuing():
             self._compile_regions()
-        with self._issuing():
             for rows in reversed(self.buckets):
                 self._staging.stage_zeros(rows)
                 self._ready.insert(0, self._prepared(rows, pool))
@@ -118,18 +117,16 @@ class CudaLane:
 
     def compile(self) -> None:
         """Compiles the kernels of all programs, those that are in no cache; nothing is launched."""
-        with self._compiling():
+        with loading(self._sources()):
             pass
 
-    @contextmanager
-    def _compiling(self) -> Iterator[None]:
-        """Returns when all kernels of ours are compiled, beside what is done meanwhile."""
-        by_operators = {p.operators: p for p in self._programs.values()}  # which programs of one graph share
-        with ThreadPoolExecutor() as threads:  # NVRTC takes half a second a kernel, and one core
-            begun = [threads.submit(call) for p in by_operators.values() for call in self._compilations(p)]
-            yield
-            for done in begun:
-                done.result()
+    def _sources(self) -> Iterator[KernelSource]:
+        """What all kernels of ours are compiled from, in the order in which buckets are prepared."""
+        for rows in reversed(self.buckets):
+            on_device = self._on_device is not None and self._is_large(rows)
+            by_operators = {p.operators: p for p in self._wanted(rows)}  # which programs of one graph share
+            for program in by_operators.values():
+                yield from program.operators.sources(rows, ahead=self._ahead(program, rows), on_device=on_device)
 
     @contextmanager
     def _issuing(self) -> Iterator[None]:
@@ -148,16 +145,18 @@ class CudaLane:
             except RegionFailed as failure:
                 self._leave(program, failure)
 
-    def _compilations(self, program: CudaProgram) -> list[Callable[[], object]]:
-        buckets = {rows: self._ahead(program, rows) for rows in self.buckets if program.fits(rows)}
-        return program.operators.compile(buckets, {r for r in self.buckets if self._on_device and self._is_large(r)})
+    def _known(self, rows: int) -> Calibration | None:
+        known = self._calibrations.get(rows)
+        return known if known and known.program in self._programs else None
+
+    def _wanted(self, rows: int) -> list[CudaProgram]:
+        """The programs that a bucket chooses from."""
+        known = self._known(rows)
+        return [self._programs[known.program]] if known else [p for p in self._programs.values() if p.fits(rows)]
 
     def _prepared(self, rows: int, pool: Any) -> CapturedBucket | EagerBucket:
         """A bucket's program: the one that was found fastest before, or is found so now."""
-        known = self._calibrations.get(rows)
-        if known and known.program not in self._programs:
-            known = None
-        wanted = [self._programs[known.program]] if known else [p for p in self._programs.values() if p.fits(rows)]
+        known, wanted = self._known(rows), self._wanted(rows)
         programs = [p for p in wanted if self._tuned(p, rows, brief=self._capture and len(wanted) > 1)]
         if not programs:  # what an earlier warm-up chose cannot be had any more
             return self._prepared(rows, pool)

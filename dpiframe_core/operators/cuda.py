@@ -1,6 +1,6 @@
 """The operators of one model on a GPU: kernels that write into a lane's fixed buffers, ready to be captured."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +33,7 @@ from kernels.interaction.tower import Tower
 from kernels.lookup.embedding import DeviceLookup
 from kernels.recurrent.recurrence import Recurrence
 from kernels.runtime.fastest import Found
+from kernels.runtime.source import KernelSource
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 from kernels.waves.wave_jobs import ShareOperands, most_contexts, share_marks
@@ -152,21 +153,21 @@ class CudaOperators:
             if isinstance(kernel, _TUNED) and rows.isdecimal():
                 kernel.recalled[int(rows)] = choice
 
-    def compile(self, buckets: Mapping[int, bool], on_device: Collection[int] = ()) -> list[Callable[[], object]]:
-        """Calls that compile what the buckets may need; they may run side by side. buckets: rows, and whether a lookup of so
-        many is launched ahead of them. on_device: those whose lookups read rows in device memory too.
+    def sources(self, rows: int, *, ahead: bool, on_device: bool) -> list[KernelSource]:
+        """What a bucket of so many rows may need to have compiled. ahead: whether its lookup is launched ahead of them.
+        on_device: whether it reads rows in device memory, too.
         """
-        calls: list[Callable[[], object]] = []
-        buckets = {rows: ahead for rows, ahead in buckets.items() if self.fits(rows)}
+        found: list[KernelSource] = []
         for kernel in self._kernels.values():
-            if isinstance(kernel, DeviceLookup):
-                calls += kernel.compile(buckets, pinned=True)
-                calls += kernel.compile({rows: False for rows in buckets if rows in on_device}, pinned=False)
-            elif isinstance(kernel, Wave | Chain | Cin | Attention):
-                calls += kernel.compile([*buckets])
-            elif isinstance(kernel, Tower):
-                calls.append(kernel.compile)
-        return calls
+            match kernel:
+                case DeviceLookup():
+                    found.append(kernel.source(rows, pinned=True, ahead=ahead))
+                    found += [kernel.source(rows, pinned=False)] * on_device
+                case Wave() | Chain() | Cin() | Attention():
+                    found += kernel.sources(rows)
+                case Tower():
+                    found.append(kernel.source)
+        return found
 
     def compile_regions(self, workspace: Workspace, rows: int) -> None:
         """Launches the regions, which compiles them, on what lies in the buffers.

@@ -2,9 +2,8 @@
 whichever is fastest for a number of rows. See `reference.attention`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from kernels.dense.linear import DENSE_DTYPE
 from kernels.reference import split_attention
 from kernels.runtime.fastest import fastest
 from kernels.runtime.launch import check_rows, launch, overlapping, shared_limit, type_name
-from kernels.runtime.source import kernel
+from kernels.runtime.source import KernelSource, loaded
 
 _THREADS, _WARPS, _POSITIONS = 128, 4, 4
 _STATIC_BYTES = 1024  # that the kernel has beside, rounded up
@@ -58,10 +57,11 @@ class Attention:
         self._shared_bytes = fixed + (4 * aligned * (units[0] + 1) if formed else 0)
         if self._shared_bytes > limit:
             raise ValueError(f"attention: got {fixed} bytes of scores and buffers a row, expected <= {limit}")
-        self._constants = columns.constants | {
+        constants = columns.constants | {
             "X": type_name(self._dtype), "UNITS": listed(units), "LAYERS": str(len(units)), "SOFTMAX": str(int(softmax)),
             "ACTIVATION": str(KINDS[activation]), "OUTPUT": str(KINDS[output]), "FORMED": str(int(formed)),
         }  # fmt: skip
+        self._source = KernelSource.of("attention/attention", "attention", constants, device.index)
         self._mma: MmaAttention | None = None
         if precision in ("tf32", "bf16"):
             how = activation, slope, output, softmax, self._dtype, device
@@ -79,11 +79,11 @@ class Attention:
         """By rows, the name of the way chosen."""
         return dict(self._choice)
 
-    def compile(self, buckets: Sequence[int]) -> list[Callable[[], object]]:
-        """Calls that compile and load what the buckets may need, one a kernel; they may run side by side."""
-        known = {self.recalled.get(rows) for rows in buckets}
-        ways = [way for way in self.ways if way in known or not known <= {*self.ways}]
-        return [self._mma.compile(way) if self._mma and way != BLOCK_A_ROW else self._function for way in ways]
+    def sources(self, rows: int) -> list[KernelSource]:
+        """What a bucket of so many rows may need."""
+        known = self.recalled.get(rows)
+        ways = [known] if known in self.ways else self.ways
+        return [self._mma.source(way) if self._mma and way != BLOCK_A_ROW else self._source for way in ways]
 
     def tune(
         self, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor, context_rows: torch.Tensor | None = None
@@ -135,13 +135,7 @@ class Attention:
         i32 = np.int32
         given = state.data_ptr(), x.data_ptr(), i32(x.stride(0)), history
         args = (*given, self._weights.data_ptr(), out.data_ptr(), i32(out.stride(0)))
-        launch(self._function(), rows, _THREADS, args, shared_bytes=self._shared_bytes)
-
-    def _function(self) -> Any:
-        function = kernel("attention/attention", "attention", self._constants, self._device.index or 0)
-        if function.max_dynamic_shared_size_bytes < self._shared_bytes:
-            function.max_dynamic_shared_size_bytes = self._shared_bytes
-        return function
+        launch(loaded(self._source, self._shared_bytes), rows, _THREADS, args, shared_bytes=self._shared_bytes)
 
 
 def _packed(

@@ -1,9 +1,7 @@
 """DIN's target attention on the tensor cores (attention_mma.cu), for tf32 and bf16. See `reference.attention`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +10,7 @@ from kernels.attention.attention_columns import AttentionColumns, listed
 from kernels.attention.attention_weights import Layer, mma_sizes, packed_weights
 from kernels.dense.activation import KINDS
 from kernels.runtime.launch import check_dense, launch, shared_limit, type_name
-from kernels.runtime.source import kernel
+from kernels.runtime.source import KernelSource, loaded
 
 _MOST_ROWS = 16  # of a pass: of one product with the weights of the query
 _OTHER_REGISTERS = 52  # beside factors and sums: addresses, and loads on their way
@@ -69,9 +67,12 @@ class MmaAttention:
         }  # fmt: skip
         self.tiles = {t.name: t for t in KEY_TILES if self._registers(t) <= t.registers and self._rows(t)}
 
-    def compile(self, tile: str) -> Callable[[], object]:
-        """A call that compiles and loads a tile's kernel."""
-        return partial(self._function, self.tiles[tile])
+    def source(self, way: str) -> KernelSource:
+        """What a launch in the tile of that name needs."""
+        tile = self.tiles[way]
+        sizes = {"KEY_TILES": tile.key_tiles, "WARPS": tile.warps, "BLOCKS": tile.blocks, "ROWS": self._rows(tile)}
+        constants = self._constants | {name: str(size) for name, size in sizes.items()}
+        return KernelSource.of("attention/attention_mma", "attention_mma", constants, self._device.index)
 
     def run(self, tile: KeyTile, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor, context_rows: int) -> None:
         """As Attention's call, in a given tile; rows of x are aligned to 16 bytes. context_rows: where they lie, or 0."""
@@ -81,16 +82,7 @@ class MmaAttention:
         args = (*given, self._weights.data_ptr(), out.data_ptr(), i32(out.stride(0)))
         blocks = min(rows, self._processors * tile.blocks)
         shared_bytes = self._shared_bytes(tile, self._rows(tile))
-        launch(self._function(tile), blocks, 32 * tile.warps, args, shared_bytes=shared_bytes)
-
-    def _function(self, tile: KeyTile) -> Any:
-        sizes = {"KEY_TILES": tile.key_tiles, "WARPS": tile.warps, "BLOCKS": tile.blocks, "ROWS": self._rows(tile)}
-        constants = self._constants | {name: str(size) for name, size in sizes.items()}
-        function = kernel("attention/attention_mma", "attention_mma", constants, self._device.index or 0)
-        shared_bytes = self._shared_bytes(tile, self._rows(tile))
-        if function.max_dynamic_shared_size_bytes < shared_bytes:
-            function.max_dynamic_shared_size_bytes = shared_bytes
-        return function
+        launch(loaded(self.source(tile.name), shared_bytes), blocks, 32 * tile.warps, args, shared_bytes=shared_bytes)
 
     def _rows(self, tile: KeyTile) -> int:
         """Of a pass: as many as shared memory holds, 0 if none."""

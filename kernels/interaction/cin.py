@@ -2,11 +2,10 @@
 cin_wgmma.cu, whichever is faster for a number of rows. See `reference.cin`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from kernels.dense.activation import KINDS
 from kernels.interaction.cin_wgmma import TILES, CinTile, LayerOperands, WgmmaLayer, pitch, takes
 from kernels.runtime.fastest import fastest
 from kernels.runtime.launch import check_rows, launch, overlapping, type_name
-from kernels.runtime.source import kernel
+from kernels.runtime.source import KernelSource, loaded
 
 _WARPS = 8
 _MOST_DIM = 32 * _WARPS  # a row's columns lie in one block
@@ -129,20 +128,14 @@ class Cin:
         """By rows, the name of the way chosen."""
         return {rows: tile.name if tile else "mma" for rows, tile in self._choice.items()}
 
-    def compile(self, buckets: Sequence[int]) -> list[Callable[[], object]]:
-        """Calls that compile and load what the buckets may need, one a kernel; they may run side by side."""
-        calls: dict[tuple[object, ...], Callable[[], object]] = {}
-        for rows in buckets:
-            for name, tile in self.tiles_for(rows).items():
-                if self.recalled.get(rows) not in (None, name):
-                    continue
-                for k, layer in enumerate(self._layers):
-                    if tile and layer.wide:
-                        calls[tile, k] = partial(layer.wide.function, tile)
-                    else:
-                        warps = self._row_warps(rows, layer.column_blocks)
-                        calls[warps, k] = partial(self._kernel, k == 0, layer.columns, warps)
-        return list(calls.values())
+    def sources(self, rows: int) -> list[KernelSource]:
+        """What a bucket of so many rows may need."""
+        tiles = [tile for name, tile in self.tiles_for(rows).items() if self.recalled.get(rows) in (None, name)]
+        return [
+            layer.wide.source(tile) if tile and layer.wide else self._source(k == 0, layer, rows)
+            for tile in tiles
+            for k, layer in enumerate(self._layers)
+        ]
 
     def tune(
         self, state: torch.Tensor, x: torch.Tensor, rows: int, maps: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor
@@ -200,7 +193,7 @@ class Cin:
             i32(at.pooled.stride(0)), i32(layer.direct), self._slope.data_ptr(),
         )  # fmt: skip
         blocks = -(-rows // (32 * warps // self._dim)), layer.column_blocks
-        function = self._kernel(first, layer.columns, warps)
+        function = loaded(self._source(first, layer, rows), _shared_bytes(layer.columns))
         launch(function, blocks, 32 * _WARPS, args, shared_bytes=_shared_bytes(layer.columns))
 
     def _row_warps(self, rows: int, column_blocks: int) -> int:
@@ -209,12 +202,10 @@ class Cin:
         filling = [w for w in fitting if -(-rows // (32 * w // self._dim)) * column_blocks >= self._processors]
         return filling[0] if filling else fitting[-1]
 
-    def _kernel(self, first: bool, columns: int, warps: int) -> Any:
-        own = {"FIRST": str(int(first)), "NF": str(columns), "WM": str(warps), "WK": str(_WARPS // warps)}
-        function = kernel("interaction/cin", "cin_layer", self._constants | own, self._device.index or 0)
-        if function.max_dynamic_shared_size_bytes < _shared_bytes(columns):
-            function.max_dynamic_shared_size_bytes = _shared_bytes(columns)
-        return function
+    def _source(self, first: bool, layer: _Layer, rows: int) -> KernelSource:
+        warps = self._row_warps(rows, layer.column_blocks)
+        own = {"FIRST": str(int(first)), "NF": str(layer.columns), "WM": str(warps), "WK": str(_WARPS // warps)}
+        return KernelSource.of("interaction/cin", "cin_layer", self._constants | own, self._device.index)
 
 
 def _shared_bytes(columns: int) -> int:

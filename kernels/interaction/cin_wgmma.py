@@ -3,14 +3,13 @@ takes them, its launch. Knows one layer; `cin` knows them all.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from kernels.dense.activation import KINDS
 from kernels.runtime.launch import launch, type_name
-from kernels.runtime.source import kernel
+from kernels.runtime.source import KernelSource, loaded
 
 _LEAST_FIELDS, _MOST_FIELDS = 5, 48  # of more, a lane's quarter and its sums and factors are more than 168 registers
 _MOST_STAGES, _BARRIER_BYTES = 16, 256  # a stage has two barriers
@@ -109,18 +108,16 @@ class WgmmaLayer:
             i32(at.pooled.stride(0)), i32(self._direct), self._slope.data_ptr(),
         )  # fmt: skip
         blocks, threads = tile.blocks(rows, self._dim, self._units), 128 * tile.warpgroups + 32
-        launch(self.function(tile), blocks, threads, args, shared_bytes=self.shared_bytes(tile), cluster=tile.shares)
+        shared_bytes = self.shared_bytes(tile)
+        launch(loaded(self.source(tile), shared_bytes), blocks, threads, args, shared_bytes=shared_bytes, cluster=tile.shares)
 
-    def function(self, tile: CinTile) -> Any:
-        """The kernel, compiled and loaded."""
+    def source(self, tile: CinTile) -> KernelSource:
+        """What a launch in a tile needs."""
         own = {
             "WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares),
             "CHUNKS": str(self._chunks), "COLUMNS": str(tile.block_columns(self._units)), "STAGES": str(self._stages(tile)),
         }  # fmt: skip
-        function = kernel("interaction/cin_wgmma", "cin_wgmma", self._constants | own, self._slope.device.index or 0)
-        if function.max_dynamic_shared_size_bytes < self.shared_bytes(tile):
-            function.max_dynamic_shared_size_bytes = self.shared_bytes(tile)
-        return function
+        return KernelSource.of("interaction/cin_wgmma", "cin_wgmma", self._constants | own, self._slope.device.index)
 
     def _stage_bytes(self, tile: CinTile) -> int:
         return -(-self._steps // self._chunks) * self._products * tile.block_columns(self._units) * 32

@@ -33,9 +33,7 @@ class Dot:
             "X": type_name(dtype), "FIELDS": str(fields), "DIM": str(dim), "KEEP": str(keep), "DIAGONAL": str(int(diagonal)),
             "ROWS": str(self._rows),
         }  # fmt: skip
-        self._function = kernel("interaction/dot", "dot", constants, device.index or 0)
-        if self._function.max_dynamic_shared_size_bytes < self._shared_bytes:
-            self._function.max_dynamic_shared_size_bytes = self._shared_bytes
+        self._function = kernel("interaction/dot", "dot", constants, device.index or 0, self._shared_bytes)
 
     def __call__(self, state: torch.Tensor, parts: Sequence[tuple[torch.Tensor, int]], rows: int, out: torch.Tensor) -> None:
         """out[rows, keep + pairs] from one or two values and their widths, side by side, for the first state[TRUE_ROWS] rows.

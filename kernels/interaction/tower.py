@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from kernels.dense.activation import KINDS, SHAPED
 from kernels.dense.linear import DENSE_DTYPE
 from kernels.interaction.pairs import Pairs
 from kernels.runtime.launch import check_dense, launch, shared_limit, type_name
-from kernels.runtime.source import kernel
+from kernels.runtime.source import KernelSource, loaded
 
 _WARPS, _ROWS, _DEPTH = 16, 16, 8  # of tower.cu; of the ring as many blocks as fit, and at least two
 _BLOCKS_BYTES = _WARPS * 1024  # a block of weights of each warp
@@ -71,19 +70,13 @@ class Tower:
         fixed = _fixed_bytes(self._widths, pairs, self._dtype)
         depth = min(_DEPTH, (room - fixed) // _BLOCKS_BYTES)
         self._shared_bytes = depth * _BLOCKS_BYTES + fixed
-        self._constants = {
+        constants = {
             "X": type_name(self._dtype), "IN": str(self._widths[0]), "LAYERS": str(len(layers)),
             "WIDTHS": ",".join(map(str, self._widths[1:])), "KINDS": ",".join(str(KINDS[layer.activation]) for layer in layers),
             "DEPTH": str(depth), "FIELDS": str(pairs.fields), "DIM": str(pairs.dim), "KEEP": str(pairs.keep),
             "DIAGONAL": str(int(pairs.diagonal)),
         }  # fmt: skip
-
-    def compile(self) -> Any:
-        """The kernel, compiled and loaded."""
-        function = kernel("interaction/tower", "tower", self._constants, self._device.index or 0)
-        if function.max_dynamic_shared_size_bytes < self._shared_bytes:
-            function.max_dynamic_shared_size_bytes = self._shared_bytes
-        return function
+        self.source = KernelSource.of("interaction/tower", "tower", constants, device.index)
 
     def __call__(self, state: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor, rows: int, out: torch.Tensor) -> None:
         """out[rows, columns] of x[rows, in] and vectors[rows, (fields - 1) * dim], for the first state[TRUE_ROWS] rows. All in
@@ -102,7 +95,8 @@ class Tower:
             self._weights.data_ptr(), self._bias.data_ptr(), out.data_ptr(), i32(out.stride(0)), i32(rows),
         )  # fmt: skip
         most = torch.cuda.get_device_properties(self._device).multi_processor_count
-        launch(self.compile(), min(-(-rows // _ROWS), most), 32 * _WARPS, args, shared_bytes=self._shared_bytes)
+        function, blocks = loaded(self.source, self._shared_bytes), min(-(-rows // _ROWS), most)
+        launch(function, blocks, 32 * _WARPS, args, shared_bytes=self._shared_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
 """The fused multi-table lookup on a GPU (embedding.cu): its device-side plan and the typed launch. See `reference.lookup`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
 from kernels.lookup.tiling import Tiling, bag_tiling, each_alone, far_tiling, tiling
 from kernels.lookup.units import DTYPES, units_image, units_of
 from kernels.runtime.launch import check_rows, launch, type_name
-from kernels.runtime.source import kernel
+from kernels.runtime.source import KernelSource, loaded
 from kernels.runtime.state import STATE_WORDS
 
 _SHARED_LIMIT = 46 * 1024
@@ -144,26 +142,22 @@ class DeviceLookup:
         staged = sum(_lines(rows * size + 124) for size in self._candidate_bytes)
         return _lines(own) + staged + bags.shared_bytes(rows, tiers)
 
-    def _kernel(self, t: Tiling, bags: BagParts, ahead: bool) -> Any:
+    def _source(self, t: Tiling, bags: BagParts, ahead: bool) -> KernelSource:
         sizes = {
             "PARTS": len(bags.parts), "SINGLES": len(bags.singles), "JOINS": len(bags.joins), "TEAM": bags.team,
             "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "GROUP": t.group,
             "BLOCKS": t.blocks, "FLIGHT": t.flight, "AHEAD": int(ahead),
         }  # fmt: skip
         constants = {k: str(v) for k, v in (self._constants | sizes).items()}
-        return kernel("lookup/embedding", "lookup", constants, self._device.index or 0)
+        return KernelSource.of("lookup/embedding", "lookup", constants, self._device.index)
 
-    def compile(self, buckets: Mapping[int, bool], pinned: bool) -> list[Callable[[], object]]:
-        """Calls that compile and load what the buckets need, one a kernel; they may run side by side.
+    def source(self, rows: int, *, pinned: bool, ahead: bool = False) -> KernelSource:
+        """What a launch for so many rows needs.
 
         Args:
-            buckets: rows, and whether such launches run ahead of their rows. pinned: ids and numbers lie in host memory.
+            pinned: whether ids and numbers lie in host memory. ahead: whether it runs ahead of its rows.
         """
-        # Launches that differ in a block's rows alone share a kernel.
-        tilings = {
-            (replace(self.tiling(rows, pinned), rows=0), self._cut_for(rows).bags, ahead) for rows, ahead in buckets.items()
-        }
-        return [partial(self._kernel, *what) for what in tilings]
+        return self._source(self.tiling(rows, pinned), self._cut_for(rows).bags, ahead)
 
     def __call__(
         self,
@@ -237,7 +231,7 @@ class DeviceLookup:
         cut = self._cut_for(rows)
         i32 = np.int32
         launch(
-            self._kernel(t, cut.bags, ahead),
+            loaded(self._source(t, cut.bags, ahead)),
             -(-rows // t.rows),
             t.unit_threads + t.total_threads,
             (

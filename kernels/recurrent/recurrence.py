@@ -79,9 +79,7 @@ class Recurrence:
         }  # fmt: skip
         numbers = 32 // dtype.itemsize  # of a step of a product
         self._shared_bytes = 2 * _ROWS * 32 * ((-(-inputs // numbers) + -(-hidden // numbers)) | 1)
-        self._function = kernel("recurrent/recurrence", "recurrence", constants, device.index or 0)
-        if self._function.max_dynamic_shared_size_bytes < self._shared_bytes:
-            self._function.max_dynamic_shared_size_bytes = self._shared_bytes
+        self._function = kernel("recurrent/recurrence", "recurrence", constants, device.index or 0, self._shared_bytes)
 
     def __call__(self, state: torch.Tensor, x: torch.Tensor, scale: torch.Tensor | None, rows: int, out: torch.Tensor) -> None:
         """out[rows, (steps + cell) * directions * hidden] from x[rows, steps * inputs] and, where there is a gate's,

@@ -3,12 +3,15 @@
 A file is named by room and stem, such as "waves/chain"; headers are included by room too.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from kernels.runtime.code_cache import find_code, store_code
 
@@ -31,26 +34,63 @@ def source(file: str) -> str:
     return f"{(FOLDER / f'{file}.cu').read_text()}// headers: {sha256(headers.encode()).hexdigest()}\n"
 
 
-_ASKED: dict[tuple[object, ...], Lock] = {}
+class KernelSource(NamedTuple):
+    """What one kernel is compiled from: the function `name` of `file`.cu, with the constants given, for `device`."""
+
+    file: str
+    name: str
+    constants: tuple[tuple[str, str], ...]
+    device: int
+
+    @classmethod
+    def of(cls, file: str, name: str, constants: Mapping[str, str], device: int | None) -> Self:
+        return cls(file, name, tuple(sorted(constants.items())), device or 0)
 
 
-def kernel(file: str, name: str, constants: Mapping[str, str], device: int) -> Any:
-    """The function `name` of `file`.cu, compiled for `device` with the constants given. Cached.
+_ASKED: dict[KernelSource, Lock] = {}
+
+
+def kernel(file: str, name: str, constants: Mapping[str, str], device: int, shared_bytes: int = 0) -> Any:
+    """As `loaded`."""
+    return loaded(KernelSource.of(file, name, constants, device), shared_bytes)
+
+
+def loaded(wanted: KernelSource, shared_bytes: int = 0) -> Any:
+    """The kernel, compiled and on its device, where launches may take so much dynamic shared memory. Cached.
 
     Loading a module allocates and synchronises, so every kernel must have been asked for once before a graph is captured.
     Threads that ask for one at the same time wait for one compilation.
     """
-    key = file, name, tuple(sorted(constants.items())), device
-    with _ASKED.setdefault(key, Lock()):
-        return _kernel(*key)
+    with _ASKED.setdefault(wanted, Lock()):
+        function = _kernel(wanted)
+    if shared_bytes > function.max_dynamic_shared_size_bytes:
+        function.max_dynamic_shared_size_bytes = shared_bytes
+    return function
+
+
+@contextmanager
+def loading(wanted: Iterable[KernelSource]) -> Iterator[None]:
+    """Has these kernels loaded, the first ones first, beside what is done meanwhile: who asks for one waits for that one alone.
+    In the end all are there. NVRTC takes half a second a kernel, and one core; a core is left for what is done meanwhile.
+    """
+    threads, begun = ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)) - 1)), dict[KernelSource, Future[Any]]()
+    try:
+        for one in wanted:
+            if one not in begun:
+                begun[one] = threads.submit(loaded, one)
+        yield
+        for done in begun.values():
+            done.result()
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 @cache  # a module that is dropped is unloaded, under the graphs that hold its kernels
-def _kernel(file: str, name: str, constants: tuple[tuple[str, str], ...], device: int) -> Any:
+def _kernel(wanted: KernelSource) -> Any:
     import cupy
 
-    with cupy.cuda.Device(device):
-        return _module(file, constants, device).get_function(name)
+    with cupy.cuda.Device(wanted.device):
+        return _module(wanted.file, wanted.constants, wanted.device).get_function(wanted.name)
 
 
 @cache

@@ -2,9 +2,8 @@
 of a launch. Each link has its twin in `reference`, as a wave's jobs have.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from kernels.dense.linear import DENSE_DTYPE, padded
 from kernels.interaction.pairs import Pairs
 from kernels.runtime.launch import check_dense, check_rows, launch, shared_limit
-from kernels.runtime.source import kernel
+from kernels.runtime.source import KernelSource, loaded
 from kernels.waves.chain_links import ChainHead, ChainOperands, Link, check_links, made_columns
 from kernels.waves.packed_weights import COLUMNS, CrossWeights, JobWeights, LinearWeights, job_weights, packed
 from kernels.waves.wave_arguments import MAX_LINKS, MAX_LOGITS, ChainArguments, fill_job, logit_steps
@@ -76,9 +75,9 @@ class Chain:
         """Whether a launch for so many rows is possible on this device."""
         return rows <= MOST_ROWS and self._shared_bytes(_bucket(rows)) <= shared_limit(self._device)
 
-    def compile(self, rows: Sequence[int]) -> list[Callable[[], object]]:
-        """Calls that compile and load what such numbers of rows need; they may run side by side."""
-        return [partial(self._function, r) for r in sorted({_bucket(n) for n in rows if self.fits(n)})]
+    def sources(self, rows: int) -> list[KernelSource]:
+        """What a bucket of so many rows needs."""
+        return [self._source(rows)] if self.fits(rows) else []
 
     def __call__(
         self,
@@ -129,10 +128,8 @@ class Chain:
             self._fill_xl(i, target, operands.xl, base, rows)
             first += self._describe(i, target, rows)
         self._fill_head(chain.head, iter(logits), base, scores, done)
-        function, shared = self._function(_bucket(rows)), self._shared_bytes(_bucket(rows))
-        if function.max_dynamic_shared_size_bytes < shared:
-            function.max_dynamic_shared_size_bytes = shared
-        launch(function, first + 1, _THREADS, (chain, state.data_ptr()), shared_bytes=shared)
+        shared = self._shared_bytes(_bucket(rows))
+        launch(loaded(self._source(rows), shared), first + 1, _THREADS, (chain, state.data_ptr()), shared_bytes=shared)
 
     def _fill_xl(self, i: int, target: Any, given: torch.Tensor | None, base: int, rows: int) -> None:
         """A cross layer's last input; without one it is x."""
@@ -212,8 +209,8 @@ class Chain:
         norms = [rows * link.job.width * self._dtype.itemsize for link in self.links if isinstance(link.job, NormJob)]
         return max((groups * 1024 + rows * (groups | 1) * 64 + _WARPS * rows * COLUMNS * 4, *crosses, *norms))
 
-    def _function(self, rows: int) -> Any:
-        return kernel("waves/chain", "chain", self._constants | {"ROWS": str(rows)}, self._device.index or 0)
+    def _source(self, rows: int) -> KernelSource:
+        return KernelSource.of("waves/chain", "chain", self._constants | {"ROWS": str(_bucket(rows))}, self._device.index)
 
 
 def _bucket(rows: int) -> int:

@@ -5,7 +5,6 @@ layer of many rows cuBLAS.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from kernels.dense.library import ACTIVATIONS, LIBRARY, run_by_library
 from kernels.dense.linear import DENSE_DTYPE
 from kernels.runtime.fastest import Found, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit, tensor_map
-from kernels.runtime.source import kernel
+from kernels.runtime.source import KernelSource, loaded
 from kernels.waves.packed_weights import LinearWeights, job_weights, share_weights, tf32_halves
 from kernels.waves.wave_arguments import (
     MAX_JOBS,
@@ -52,7 +51,6 @@ from kernels.waves.wave_tiles import (
     CrossedTile,
     WideTile,
     clustered,
-    kernel_tile,
     tiles_for,
 )
 
@@ -138,10 +136,10 @@ class Wave:
         """By rows, the name of the way chosen."""
         return dict(self._choice)
 
-    def compile(self, buckets: Sequence[int]) -> list[Callable[[], object]]:
-        """Calls that compile and load what the buckets may need, one a kernel; they may run side by side."""
-        tiles = [t for rows in buckets for t in self.tiles_for(rows) if self.recalled.get(rows) in (None, t.name)]
-        return [partial(self._function, tile) for tile in {kernel_tile(t) for t in tiles}]
+    def sources(self, rows: int) -> list[KernelSource]:
+        """What a bucket of so many rows may need."""
+        tiles = [t for t in self.tiles_for(rows) if self.recalled.get(rows) in (None, t.name)]
+        return [self._source(tile) for tile in tiles]
 
     def tune(
         self, found: Found, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor
@@ -247,7 +245,7 @@ class Wave:
             first += -(-blocks // cluster) * cluster  # in whole clusters
         if head is not None and self._bias is not None:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
-        function = self._function(tile)
+        function = loaded(self._source(tile), tile.shared_bytes)
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
         shared_bytes = tile.shared_bytes if self._layers else 0
         return partial(launch, function, first, tile.threads, args, shared_bytes=shared_bytes, cluster=cluster)
@@ -282,16 +280,13 @@ class Wave:
         by_rows = given.x[:rows, :depth], x0[:rows, :width], xl[:rows, :width], given.out[:rows, :width]
         x, *others = (tensor_map(matrix, tile.rows) for matrix in by_rows)
         layer = crossed_arguments((x, tensor_map(own.weight, tile.columns), *others), job, own, tile)
-        function = self._function(tile)
+        function = loaded(self._source(tile), tile.shared_bytes)
         blocks, args = layer.tiles * -(-rows // tile.rows), (layer, state.data_ptr())
         return partial(launch, function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
 
-    def _function(self, tile: AnyTile) -> Any:
+    def _source(self, tile: AnyTile) -> KernelSource:
         name, constants = "wave_wgmma" if isinstance(tile, WideTile) else "wave", self._constants
         if isinstance(tile, CrossedTile):
             name, outer = "crossed_wgmma", str(int(constants["CROSSED"] == "3"))
             constants = {"X": constants["X"], "OUTER": outer}
-        function = kernel(f"waves/{name}", name, constants | tile.constants, self._device.index or 0)
-        if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
-            function.max_dynamic_shared_size_bytes = tile.shared_bytes
-        return function
+        return KernelSource.of(f"waves/{name}", name, constants | tile.constants, self._device.index)

@@ -185,11 +185,6 @@ def tiles_for(rows: int, wide: Sequence[WideTile | CrossedTile] = ()) -> list[An
     return tiles + [t for t in wide if rows >= 64 and t.rows <= rows]
 
 
-def kernel_tile(tile: AnyTile) -> AnyTile:
-    """One for all tiles that a kernel serves: how many blocks a cluster has it is told at the launch."""
-    return tile if isinstance(tile, CrossedTile) or tile.cluster == 1 else replace(tile, cluster=CLUSTERS[0])
-
-
 def clustered(tiles: Sequence[AnyTile], rows: int, layers: Sequence[tuple[int, int]], processors: int) -> list[AnyTile]:
     """Those of the tiles that clusters are worth trying for, where tiles alone leave multiprocessors idle. layers: columns, and
     chunks of K, of each layer of the wave."""

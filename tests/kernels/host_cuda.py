@@ -9,7 +9,7 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from hashlib import sha256
 from itertools import pairwise
@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.runtime import source
 from kernels.runtime.source import FOLDER
 from tests.made_once import made_once
 
@@ -34,9 +35,9 @@ _KNOWN = set(re.findall(r"(?:void |MMA\(|WGMMA\(|NOTHING\()(\w+)", HEADER.read_t
 class HostKernel:
     """A kernel as CuPy's: what `launch` is given."""
 
-    def __init__(self, file: str, name: str, constants: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, file: str, name: str, constants: tuple[tuple[str, str], ...], folder: Path) -> None:
         self.max_dynamic_shared_size_bytes = 0
-        self._run = _built(file, name, tuple(sorted(constants.items())), folder)
+        self._run = _built(file, name, constants, folder)
 
     def __call__(
         self, blocks: int | tuple[int, int], threads: int, args: Sequence[object], shared_bytes: int, cluster: int = 1
@@ -55,7 +56,7 @@ def put_under(monkeypatch: pytest.MonkeyPatch, module: ModuleType, run_folder: P
     folder = run_folder / "host_cuda"
     folder.mkdir(exist_ok=True)
     monkeypatch.setattr(module, "launch", launch)
-    monkeypatch.setattr(module, "kernel", lambda file, name, constants, _: HostKernel(file, name, constants, folder))
+    monkeypatch.setattr(source, "_kernel", lambda of: HostKernel(of.file, of.name, of.constants, folder))
     monkeypatch.setattr(module, "tensor_map", tensor_map, raising=False)
     monkeypatch.setattr(module, "shared_limit", lambda _: 227 * 1024, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))

@@ -1,6 +1,5 @@
 """Target attention: kernels and plain twin against the float64 formula of [q, k, q - k, q * k], one key at a time."""
 
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 
 from dpiframe_core.graph.architecture import LeakyReLU, TargetAttention
 from kernels import reference
+from kernels.runtime.source import loading
 from tests import model_oracle
 from tests.backends import BACKENDS
 from tests.kernels import host_cuda
@@ -106,9 +106,8 @@ class Run:
         assert last == "block-a-row"
         if self.device != "cpu":
             self.attention.recalled = dict(enumerate(ways[:most]))
-            with ThreadPoolExecutor() as threads:
-                for done in [threads.submit(call) for call in self.attention.compile([*self.attention.recalled])]:
-                    done.result()
+            with loading([s for rows in self.attention.recalled for s in self.attention.sources(rows)]):
+                pass
         return ways[:most]
 
 

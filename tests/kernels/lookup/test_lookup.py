@@ -15,6 +15,7 @@ from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.id_record import IdRecord, id_bytes
 from kernels.lookup.mapped_lookup import MappedLookup
 from kernels.lookup.plan import ALWAYS_ROW_0, Batch, IdColumn, Kind, LookupPlan, Slot, TableShape
+from kernels.runtime.source import KernelSource
 from kernels.runtime.state import STATE_WORDS, StateWord
 from tests.backends import BACKENDS
 from tests.kernels import host_cuda
@@ -763,17 +764,13 @@ def test_context_rows_are_asked_for(on_host):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_a_lookup_compiles_ahead_is_what_its_launches_ask_for(on_host, monkeypatch, ahead):
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(embedding, "kernel", lambda *what: asked.append(repr(what)))
+    asked: list[KernelSource] = []
+    monkeypatch.setattr(embedding, "loaded", asked.append)
     monkeypatch.setattr(embedding, "launch", lambda *_, **__: None)
     plan, buckets = mixed_plan(), (1, 64, 512, 1024, 4096)
     host = OnDevice(plan, tables_of(plan), "host")
-    calls = host.lookup.compile(dict.fromkeys(buckets, ahead), pinned=True)
-    for call in calls:
-        call()
-    compiled, rows = set(asked), buckets[-1]
-    assert len(compiled) == len(calls) > 1
-    asked.clear()
+    compiled, rows = {host.lookup.source(bucket, pinned=True, ahead=ahead) for bucket in buckets}, buckets[-1]
+    assert len(compiled) > 1
     state, x, total = torch.zeros(STATE_WORDS, dtype=torch.int32), torch.zeros(rows, 104), torch.zeros(rows, 1)
     batch = on_the_bus(plan, batch_of(plan, rows))
     for bucket in buckets:
