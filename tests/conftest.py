@@ -55,6 +55,13 @@ def run_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return own.parent if hasattr(request.config, "workerinput") else own
 
 
+@pytest.fixture
+def first_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines compute in the same tiles, whatever each would find fastest; tiles differ by rounding."""
+    for module in ("kernels.waves.wave", "kernels.dense.linear"):
+        monkeypatch.setattr(f"{module}.fastest", lambda ways: next(iter(ways)))
+
+
 @pytest.fixture(scope="session")
 def demo_bundle(run_folder: Path) -> Path:
     """A small demo model, with its example.json; not to be written to."""

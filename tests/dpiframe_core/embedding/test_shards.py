@@ -175,7 +175,7 @@ def child(bundle, memory, gpu):
 # On one GPU or on two: processes share memory by the same handles. The other process sees its own GPU alone, as Ray has it.
 @pytest.mark.parametrize("gpu", [pytest.param(None, marks=pytest.mark.gpu), pytest.param("1", marks=pytest.mark.gpu2)])
 @pytest.mark.slow
-def test_no_score_is_wrong_while_a_process_that_shares_rows_is_killed_and_another_comes(tmp_path, gpu):
+def test_no_score_is_wrong_while_a_process_that_shares_rows_is_killed_and_another_comes(tmp_path, first_ways, gpu):
     small_bundle(tmp_path / "b", ARCHITECTURE, dtype=DTYPES, bags=2)
     bundle = read_bundle(tmp_path / "b")
     schema = bundle.manifest.feature_schema

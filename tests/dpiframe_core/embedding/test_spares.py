@@ -150,7 +150,7 @@ def test_memory_for_them_that_may_not_be_locked_is_said(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(2))
-def test_a_gpu_scores_bit_equal_with_rows_in_files(tmp_path, dtype, seed):
+def test_a_gpu_scores_bit_equal_with_rows_in_files(tmp_path, first_ways, dtype, seed):
     bundle = small_bundle(tmp_path / "b", ARCHITECTURE, dtype=dtype, bags=2)
     schema = bundle.manifest.feature_schema
     block = oracle.make_block(schema, 150, 7, np.random.default_rng(3))

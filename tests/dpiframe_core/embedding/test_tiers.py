@@ -216,7 +216,7 @@ def test_a_cpu_scores_alike_from_tables_that_it_reads_in_place(tmp_path, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("policy", ["auto", "waves", "breadth_first"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gpu_scores_bit_equal_wherever_rows_lie(tmp_path, dtype, policy):
+def test_a_gpu_scores_bit_equal_wherever_rows_lie(tmp_path, first_ways, dtype, policy):
     bundle = small_bundle(tmp_path / "b", ARCHITECTURE, dtype=dtype, bags=2)
     schema = bundle.manifest.feature_schema
     block = oracle.make_block(schema, 50, 7, np.random.default_rng(3))

@@ -221,7 +221,7 @@ def test_no_score_of_a_cpu_is_wrong_while_rows_of_files_are_told_to_stay(tmp_pat
 @pytest.mark.gpu
 @pytest.mark.parametrize("files", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_no_score_of_a_gpu_is_wrong_while_rows_move(tmp_path, seed, files):
+def test_no_score_of_a_gpu_is_wrong_while_rows_move(tmp_path, first_ways, seed, files):
     """Rows are read in two lanes while all that is read far comes near, at every look."""
     bundle = small_bundle(tmp_path / "b", ARCHITECTURE, dtype=("float32", "float16", "int8"), bags=2)
     schema, rng = bundle.manifest.feature_schema, np.random.default_rng(seed)
