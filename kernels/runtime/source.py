@@ -1,10 +1,12 @@
-"""Finds, compiles (NVRTC through CuPy) and caches the .cu files of `kernels`, one module per device and set of constants.
+"""Finds, compiles (by NVRTC) and caches the .cu files of `kernels`, one module per device and set of constants.
 
 A file is named by room and stem, such as "waves/chain"; headers are included by room too.
 """
 
+import ctypes
+import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -15,21 +17,24 @@ from typing import Any, NamedTuple, Self
 
 from kernels.runtime.code_cache import find_code, store_code
 
+log = logging.getLogger(__name__)
 FOLDER = Path(__file__).resolve().parents[1]
 
 # Files that need one architecture's own instructions; others compile for the GPU at hand.
 ARCHITECTURE = dict.fromkeys(("waves/wave_wgmma", "waves/crossed_wgmma", "interaction/cin_wgmma"), "sm_90a")
+_INVALID_OPTION = 5  # nvrtcResult
+_MOST_THREADS = 8  # that compile: each takes some 35 MB, and with more of them than cores all take longer
 
 
 def compile_options(constants: Mapping[str, str]) -> tuple[str, ...]:
     """NVRTC options: C++17, `kernels` for includes, the constants. No fast-math: float32 has to be float32 (but for
-    denormals: CuPy adds -ftz=true).
+    denormals, see `_as_cupy`).
     """
     return ("-std=c++17", f"-I{FOLDER}", *(f"-D{k}={v}" for k, v in sorted(constants.items())))
 
 
 def source(file: str) -> str:
-    """`file`.cu and a line that stands for all headers: CuPy keeps kernels on disk by their own text and options alone."""
+    """`file`.cu and a line that stands for all headers: kernels are kept on disk by their own text and options alone."""
     headers = "".join(path.read_text() for path in sorted(FOLDER.rglob("*.cuh")))
     return f"{(FOLDER / f'{file}.cu').read_text()}// headers: {sha256(headers.encode()).hexdigest()}\n"
 
@@ -71,9 +76,10 @@ def loaded(wanted: KernelSource, shared_bytes: int = 0) -> Any:
 @contextmanager
 def loading(wanted: Iterable[KernelSource]) -> Iterator[None]:
     """Has these kernels loaded, the first ones first, beside what is done meanwhile: who asks for one waits for that one alone.
-    In the end all are there. NVRTC takes half a second a kernel, and one core; a core is left for what is done meanwhile.
+    In the end all are there. NVRTC takes a core for a sixth to half of a second; one is left for what is done meanwhile.
     """
-    threads, begun = ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)) - 1)), dict[KernelSource, Future[Any]]()
+    cores, begun = len(os.sched_getaffinity(0)), dict[KernelSource, Future[Any]]()
+    threads = ThreadPoolExecutor(min(_MOST_THREADS, max(2, cores - 1)))
     try:
         for one in wanted:
             if one not in begun:
@@ -98,27 +104,65 @@ def _module(file: str, constants: tuple[tuple[str, str], ...], device: int) -> A
     import cupy
 
     code, options = source(file), compile_options(dict(constants))
-    if file in ARCHITECTURE:
-        return cupy.RawModule(path=str(_cubin(file, code, (*options, f"-arch={ARCHITECTURE[file]}"))))
-    module = cupy.RawModule(code=code, options=options, backend="nvrtc")
-    module.compile()
-    return module
+    own = (f"-arch={ARCHITECTURE[file]}",) if file in ARCHITECTURE else _as_cupy(cupy.cuda.Device(device).compute_capability)
+    try:
+        return cupy.RawModule(path=str(_cubin(file, code, (*options, *own))))
+    except CannotCompile as reason:
+        log.info("%s.cu is compiled by CuPy: %s", file, reason)
+        module = cupy.RawModule(code=code, options=options, backend="nvrtc")
+        module.compile()
+        return module
+
+
+def _as_cupy(capability: str) -> tuple[str, ...]:
+    """The options that CuPy adds for a GPU."""
+    return "-ftz=true", f"-arch=sm_{capability}", "--device-as-default-execution-space"
 
 
 def _cubin(file: str, code: str, options: tuple[str, ...]) -> Path:
-    """Compiles for an architecture that CuPy does not name, and keeps the result as CuPy keeps its own, where it can."""
+    """Compiles, and keeps the result for the next start where it can."""
     from cupy_backends.cuda.libs import nvrtc
 
-    key = sha256(repr((code, options, nvrtc.getVersion())).encode()).hexdigest()
+    version = nvrtc.getVersion()
+    key = sha256(repr((code, options, version)).encode()).hexdigest()
     name = f"{Path(file).name}-{key[:32]}.cubin"
-    if found := find_code(name):
-        return found
-    program = nvrtc.createProgram(code, f"{file}.cu", (), ())
+    return find_code(name) or store_code(name, compiled(file, code, options, version[0]))
+
+
+class CannotCompile(Exception):
+    """NVRTC cannot be called without CuPy, or does not know the GPU. CuPy has ways of its own then."""
+
+
+def compiled(file: str, code: str, options: Sequence[str], major: int) -> bytes:
+    """The machine code of a file's text, by the NVRTC of that major version which CuPy has loaded.
+
+    Called by ctypes: CuPy's own call keeps the interpreter's lock, so that threads would compile one after the other, and
+    nothing else would run meanwhile.
+
+    Raises:
+        CannotCompile, RuntimeError: the code does not compile; with NVRTC's words.
+    """
     try:
-        nvrtc.compileProgram(program, options)
-        cubin = nvrtc.getCUBIN(program)
-    except nvrtc.NVRTCError as error:
-        raise RuntimeError(f"{file}.cu: {nvrtc.getProgramLog(program)}") from error
+        nvrtc = ctypes.CDLL(f"libnvrtc.so.{major}")
+    except OSError as error:
+        raise CannotCompile(str(error)) from error
+    program, given = ctypes.c_void_p(), (ctypes.c_char_p * len(options))(*map(str.encode, options))
+    if status := nvrtc.nvrtcCreateProgram(ctypes.byref(program), code.encode(), f"{file}.cu".encode(), 0, None, None):
+        raise CannotCompile(f"nvrtcCreateProgram: {status}")
+    try:
+        status = nvrtc.nvrtcCompileProgram(program, len(options), given)
+        if not status:
+            return _made(nvrtc, "CUBIN", program)
+        words = _made(nvrtc, "ProgramLog", program).decode().strip("\0\n")
+        raise CannotCompile(words) if status == _INVALID_OPTION else RuntimeError(f"{file}.cu: {words}")
     finally:
-        nvrtc.destroyProgram(program)
-    return store_code(name, cubin)
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _made(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
+    """What NVRTC made of a program: its machine code, or its log."""
+    size = ctypes.c_size_t()
+    nvrtc[f"nvrtcGet{what}Size"](program, ctypes.byref(size))
+    made = ctypes.create_string_buffer(size.value)
+    nvrtc[f"nvrtcGet{what}"](program, made)
+    return made.raw

@@ -1,13 +1,15 @@
-"""What kernels are compiled from."""
+"""What kernels are compiled from, and how."""
 
 import shutil
+import sys
+from pathlib import Path
 from threading import Event, Timer
 from types import SimpleNamespace
 
 import pytest
 
 from kernels.runtime import source
-from kernels.runtime.source import KernelSource, loaded, loading
+from kernels.runtime.source import CannotCompile, KernelSource, compile_options, compiled, loaded, loading
 
 
 def test_a_header_that_changes_changes_the_text_by_which_kernels_are_kept(tmp_path, monkeypatch):
@@ -78,3 +80,84 @@ def test_shared_memory_is_granted_as_the_most_that_was_asked_for(monkeypatch):
     function = compiler.compile(named("f"))
     monkeypatch.setattr(source, "_kernel", lambda _: function)
     assert [loaded(named("f"), b).max_dynamic_shared_size_bytes for b in (512, 4096, 2048)] == [1024, 4096, 4096]
+
+
+@pytest.fixture(scope="module")
+def major() -> int:
+    """Of an NVRTC that is loaded, as CuPy would have it."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
+    _, version, _ = nvrtc.nvrtcVersion()
+    return version
+
+
+def for_gpu(constants: dict[str, str], architecture: str = "sm_90") -> tuple[str, ...]:
+    return *compile_options(constants), f"-arch={architecture}"
+
+
+def test_nvrtc_makes_machine_code_without_a_gpu(major):
+    made = compiled("dense/head", source.source("dense/head"), for_gpu({"X": "bf16", "TASKS": "1"}), major)
+    assert made.startswith(b"\x7fELF")
+    assert b"head" in made
+    assert made == compiled("dense/head", source.source("dense/head"), for_gpu({"X": "bf16", "TASKS": "1"}), major)
+    assert made != compiled("dense/head", source.source("dense/head"), for_gpu({"X": "float", "TASKS": "1"}), major)
+
+
+def test_what_does_not_compile_is_told_in_nvrtcs_words(major):
+    with pytest.raises(RuntimeError, match=r'dense/bad.cu: (?s:.*)identifier "nothing" is undefined'):
+        compiled("dense/bad", 'extern "C" __global__ void f(int* p) { *p = nothing; }', for_gpu({}), major)
+
+
+def test_a_gpu_or_a_library_that_is_not_known_is_left_to_cupy(major):
+    code = 'extern "C" __global__ void f() {}'
+    with pytest.raises(CannotCompile, match="gpu-architecture"):
+        compiled("dense/f", code, for_gpu({}, "sm_999"), major)
+    with pytest.raises(CannotCompile, match=r"libnvrtc\.so\.999"):
+        compiled("dense/f", code, for_gpu({}), 999)
+
+
+@pytest.fixture
+def cupy(monkeypatch, tmp_path, major):
+    """What of CuPy is asked for: it has no GPU here. `modules` are those that were made, by what they were made of."""
+    modules: list[dict[str, object]] = []
+
+    def raw_module(**made: object) -> SimpleNamespace:
+        modules.append(made)
+        return SimpleNamespace(compile=lambda: made.update(compiled=True))
+
+    libs = SimpleNamespace(nvrtc=SimpleNamespace(getVersion=lambda: (fake.major, 0)))
+    devices = SimpleNamespace(Device=lambda _: SimpleNamespace(compute_capability=fake.capability))
+    fake = SimpleNamespace(cuda=devices, RawModule=raw_module, modules=modules, major=major, capability="90")
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", libs)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return fake
+
+
+HEAD = "dense/head", (("TASKS", "1"), ("X", "float"))
+
+
+def test_modules_are_made_of_machine_code_that_the_next_start_finds(cupy, monkeypatch):
+    source._module.__wrapped__(*HEAD, 0)
+    monkeypatch.setattr(source, "compiled", None)  # nothing is compiled again
+    source._module.__wrapped__(*HEAD, 0)
+    first, second = cupy.modules
+    assert first == second
+    assert Path(str(first["path"])).read_bytes().startswith(b"\x7fELF")
+
+
+def test_a_file_of_one_architecture_is_compiled_for_that_one(cupy, monkeypatch):
+    asked = []
+    monkeypatch.setattr(source, "compiled", lambda file, code, options, _: asked.append(options) or b"code")
+    source._module.__wrapped__("waves/wave_wgmma", (), 0)
+    source._module.__wrapped__("waves/wave", (), 0)
+    assert [options[-1] for options in asked] == ["-arch=sm_90a", "--device-as-default-execution-space"]
+    assert "-arch=sm_90" in asked[1]
+
+
+def test_cupy_compiles_what_cannot_be_compiled_without_it(cupy):
+    cupy.capability = "999"  # a GPU that is newer than this NVRTC
+    source._module.__wrapped__(*HEAD, 0)
+    cupy.capability, cupy.major = "90", 999
+    source._module.__wrapped__(*HEAD, 0)
+    assert all(made["code"] == source.source("dense/head") and made["compiled"] for made in cupy.modules)
+    assert len(cupy.modules) == 2
