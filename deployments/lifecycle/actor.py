@@ -118,15 +118,16 @@ def _runs(node: str) -> bool:
     return any(other["Alive"] for other in ray.nodes() if other["NodeID"] == node)
 
 
-async def serve_configured(control: Control, config: DeploymentConfig) -> None:
-    """Has all replicas serve the models of a configuration that has changed in nothing else.
+async def serve_configured(control: Control, config: DeploymentConfig, *, again: bool = False) -> None:
+    """Has all replicas serve the models of a configuration that has changed in nothing else; `again`: even if it has not
+    changed, but what is served has.
 
     Raises:
         BundleError, ConfigError: see `desired_of` and `check_models_root`. DPIFrameError: see `Coordinator.become`.
     """
     check_models_root(config)
     desired = await asyncio.to_thread(desired_of, config.models)
-    await control.ask("become", desired, timeout_s=_LOAD_S)
+    await control.ask("become", desired, timeout_s=_LOAD_S, again=again)
 
 
 async def reconfigure(control: Control | None, config: DeploymentConfig, said: Mapping[str, Any]) -> None:

@@ -130,14 +130,15 @@ class Coordinator:
             await self._settle(desired, new)
         return self.state()
 
-    async def become(self, configured: Desired, *, timeout_s: float) -> dict[str, Any]:
-        """Serves what a changed configuration says, all of its models at once. Of the same configuration it is asked once.
+    async def become(self, configured: Desired, *, timeout_s: float, again: bool = False) -> dict[str, Any]:
+        """Serves what a changed configuration says, all of its models at once. A replica that starts says its own again: what
+        clients have changed since stays, unless it is to be as configured `again`.
 
         Raises:
             Conflict, LoadFailed, LoadTimeout: as `put`; but it waits for a change that is under way.
         """
         async with self._change(wait=True) as desired:
-            if configured.configured != desired.configured:
+            if configured.configured != desired.configured or (again and not desired.serves(configured)):
                 new = desired.reconfigured(configured)
                 await self._load(desired, new, timeout_s)
                 await self._settle(desired, new)

@@ -93,6 +93,14 @@ class ModelState(Strict):
             raise Conflict(f"rollback: got no version before {self.live!r}, expected one that was live and is still loaded")
         return self.with_live(self.previous)
 
+    def serves(self, other: Self) -> bool:
+        """Whether the same versions are loaded as there, and do the same, but for one kept for a rollback."""
+        own, there = ({release.key: release for release in state.releases} for state in (self, other))
+        kept = {key for key in own.keys() - there.keys() if own[key].version == self.previous}
+        return own == there | {key: own[key] for key in kept} and all(
+            getattr(self, part) == getattr(other, part) for part in ("live", "canary", "shadow")
+        )
+
     def _beside(self, version: str) -> None:
         self.release(version)
         if version == self.live:
@@ -144,6 +152,12 @@ class Desired(Strict):
             state = state.model_copy(update={"releases": (*state.releases, release)})
         state = state.with_live(release.version) if live else state
         return self if state == self.models[release.model] else self.changed(release.model, state)
+
+    def serves(self, configured: Self) -> bool:
+        """Whether it is what a configuration says, but for versions that are kept for a rollback."""
+        return self.models.keys() == configured.models.keys() and all(
+            self.models[name].serves(state) for name, state in configured.models.items()
+        )
 
     def reconfigured(self, configured: Self) -> Self:
         """What another configuration says. A version that was live and is no more is kept for a rollback.

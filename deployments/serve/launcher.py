@@ -78,7 +78,7 @@ def reload(config: DeploymentConfig) -> None:
     if config.models_root is None:
         raise ConfigError("models_root: got none, expected the folder below which models may change while the service runs")
     config = config.with_absolute_paths()
-    asyncio.run(serve_configured(RayLink(config.application), config))
+    asyncio.run(serve_configured(RayLink(config.application), config, again=True))
 
 
 def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpoint:

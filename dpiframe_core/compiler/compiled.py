@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,16 +13,30 @@ from torch import nn
 from dpiframe_core.bundle.bundle import Golden, Manifest, Provenance, VocabularyTable, write_bundle
 from dpiframe_core.bundle.manifest import vocabulary_names
 from dpiframe_core.compiler.cpu_scores import cpu_lane, cpu_scores
-from dpiframe_core.compiler.examples import Call, Output, RawColumns, Scored, example_block, raw_columns
+from dpiframe_core.compiler.examples import (
+    TOLERANCE,
+    Call,
+    Output,
+    RawColumns,
+    Scored,
+    check_padded_steps,
+    check_rows,
+    evaluating,
+    example_block,
+    raw_columns,
+    source_scores,
+)
 from dpiframe_core.compiler.joined_tables import JoinedTables
 from dpiframe_core.compiler.lookups import Lookups
 from dpiframe_core.compiler.lower import Lowering
 from dpiframe_core.compiler.operations.strided import Strided
 from dpiframe_core.compiler.tidy import tidied
-from dpiframe_core.compiler.trace import Trace, evaluating, traces
+from dpiframe_core.compiler.trace import Trace, traces
 from dpiframe_core.describe.module_summary import Timed, in_turns, module_summary
 from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.errors import InputError, listed
+from dpiframe_core.features.candidate_columns import check_request
+from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.examples import raw_example
 from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import FeatureSchema
@@ -31,7 +45,6 @@ from dpiframe_core.graph.graph import Graph
 
 _TIMED_ROWS = 1, 256
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
-TOLERANCE = 1e-5  # on the probability, of float32 against float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +79,7 @@ class Compiled:
         version: str = "1",
         vocabularies: Mapping[str, VocabularyTable] | None = None,
         provenance: Provenance | None = None,
-        tasks: tuple[str, ...] | None = None,
+        tasks: Sequence[str] | None = None,
         example: Mapping[str, Any] | None = None,
         overwrite: bool = False,
     ) -> Manifest:
@@ -74,18 +87,20 @@ class Compiled:
         `example`: a raw request, by default one of the first rows that the module was compiled with. Raises as `write_bundle`.
 
         Raises:
-            InputError: other than one name for each column of scores.
+            InputError: other than one name for each column of scores; an example that is no request of this model.
         """
         scores = self.golden.scores.shape[1]
         tasks = self.tasks if tasks is None else tasks
-        if len(tasks) != scores:
-            raise InputError("tasks", list(tasks), f"{scores} names, one for each score that the module gives")
-        if example is None and not set(vocabulary_names(self.schema)) - set(vocabularies or {}):
+        if isinstance(tasks, str) or len(tasks) != scores:
+            raise InputError("tasks", tasks, f"{scores} names, one for each score that the module gives")
+        if example is not None:
+            check_request(Encoder(self.schema, vocabularies or {}).encode, example)
+        elif not set(vocabulary_names(self.schema)) - set(vocabularies or {}):
             example = raw_example(self.schema, self.golden.block, vocabularies or {})
         return write_bundle(
             path, name=name, version=version, architecture=GraphFile(), graph=self.graph, feature_schema=self.schema,
             dense=self.dense, tables=self.tables, vocabularies=vocabularies or {}, golden=self.golden, example=example,
-            provenance=provenance or Provenance(source="dpiframe_core.compile"), tasks=tasks, overwrite=overwrite,
+            provenance=provenance or Provenance(source="dpiframe_core.compile"), tasks=tuple(tasks), overwrite=overwrite,
         )  # fmt: skip
 
     def summary(self) -> str:
@@ -125,6 +140,11 @@ def compile_module(
     """See `dpiframe_core.compile`. `absent`: of features of several values the id that the module gets for an absent one,
     where neither it nor the schema says so.
     """
+    for what, given, kind in (("module", module, nn.Module), ("schema", schema, FeatureSchema), ("example", example, Mapping)):
+        if not isinstance(given, kind):
+            raise InputError.worded(what, type(given).__name__, f"a {kind.__name__}")
+    if call not in get_args(Call):
+        raise InputError("call", call, f"one of {listed(get_args(Call))}")
     for where, p in [*module.named_parameters(), *module.named_buffers()]:
         if p.is_floating_point() and (p.dtype != torch.float32 or p.device.type != "cpu"):
             raise InputError(f"module.{where}", f"{p.dtype} on {p.device}", "float32 on the CPU")
@@ -137,9 +157,10 @@ def compile_module(
         _check_used(schema, lookups)
         tables = JoinedTables({t.name: lookups.table(t.name) for t in schema.tables})
         block = example_block(schema, example, lookups.padding)
-        scores = _source_scores(scored, example)
+        scores = source_scores(scored, example)
+        check_padded_steps(scored, schema, example, lookups.padding)
         compiled = cpu_scores(graph, schema, tables, dense, block)
-        deviation = max(_deviation(compiled, scores), _check_rows(scored, example, scores))
+        deviation = max(_deviation(compiled, scores), check_rows(scored, example, scores))
     if scores.shape[1] != rows:
         raise InputError("module output", scores.shape, f"{rows} scores a row")
     tasks = _task_names(scores.shape[1], output)
@@ -202,27 +223,6 @@ def _check_used(schema: FeatureSchema, lookups: Lookups) -> None:
         raise InputError.worded("module", f"no lookup of {listed(unread)}", rule)
 
 
-def _source_scores(scored: Scored, example: Mapping[str, torch.Tensor]) -> Floats:
-    """float32[rows, tasks] of the module itself.
-
-    Raises:
-        InputError: they are no probabilities.
-    """
-    with torch.no_grad():
-        found = scored(*example.values())
-    rows = len(next(iter(example.values())))
-    if found.ndim == 0 or len(found) != rows:
-        raise InputError("module output", list(found.shape), f"scores of each of the {rows} rows: [rows] or [rows, tasks]")
-    scores: Floats = found.detach().reshape(len(found), -1).float().numpy()
-    if not (np.isfinite(scores).all() and (scores >= 0).all() and (scores <= 1).all()):
-        bad = scores[~((scores >= 0) & (scores <= 1))]
-        if np.isnan(bad[0]):
-            raise InputError.worded("module output", "NaN on the example", "a forward that is finite there, in eval mode")
-        expected = "probabilities from 0 to 1: a forward that ends in a sigmoid, or logits=True of dpiframe_core.compile"
-        raise InputError("module output", float(bad[0]), expected)
-    return scores
-
-
 def _deviation(compiled: Floats, scores: Floats) -> float:
     off = float(np.abs(compiled - scores).max())
     if np.isnan(off):
@@ -231,23 +231,3 @@ def _deviation(compiled: Floats, scores: Floats) -> float:
     if not off <= TOLERANCE:
         raise InputError("compiled scores", off, f"at most {TOLERANCE} between them and the module's own")
     return off
-
-
-def _check_rows(scored: Scored, example: Mapping[str, torch.Tensor], scores: Floats) -> float:
-    """Other batches of the same rows must score the same: the graph cannot mix rows, so a module that does is refused."""
-    rows = len(scores)
-    worst = 0.0
-    for order in (torch.arange(rows - 1, -1, -1), torch.arange(rows).repeat(2), torch.arange(1)):
-        try:
-            with torch.no_grad():
-                found = scored(*(v[order] for v in example.values())).reshape(len(order), -1).float().numpy()
-        except Exception:  # a `squeeze()` too many: the module takes no single row, which says nothing of rows that meet
-            if len(order) > 1:
-                raise
-            continue
-        worst = max(worst, float(np.abs(found - scores[order.numpy()]).max()))
-    if not worst <= TOLERANCE:
-        raise InputError(
-            "module", f"scores that change by {worst:.3g} with the other rows of a batch", "each row's score by itself"
-        )
-    return worst

@@ -6,7 +6,7 @@ module makes of constants alone is worked out beside the trace.
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ _NAMES = """unsqueeze squeeze view reshape flatten unflatten expand expand_as re
     __xor__ __rand__ __ror__ __rxor__ __getitem__ tril triu diagonal flip roll"""
 _OF_MASKS = frozenset(_NAMES.split())
 _SIZED_BY_VALUES = {"nonzero", "argwhere", "combinations", "masked_select", "repeat_interleave", "where", "__getitem__"}
+_TO_NUMBER = {"__bool__", "__float__", "__int__", "__index__", "item"}
 _MORE_VIEWS = "view_as narrow select unbind split chunk movedim swapaxes as_strided __get__"
 _VIEWS = _OF_MASKS.union(_MORE_VIEWS.split())
 _IN_PLACE = re.compile(r".*[^_]_|__setitem__|__i(and|or|xor|add|sub|mul|div|truediv|floordiv|mod|pow|lshift|rshift)__")
@@ -31,10 +32,19 @@ _MOST = 1 << 20  # elements of one that is worked out
 
 
 @contextmanager
-def known_masks(module: nn.Module) -> Iterator[None]:
-    """Where a module is traced, within `catch_warnings`: it may select by its own masks, and by constants of its code."""
-    held = [of for part in module.modules() for of in ((part, part._parameters), (part, part._buffers))]
-    moved = [(*of, name, t) for of in held for name, t in of[1].items() if t is not None and t.dtype == torch.bool and t.ndim]
+def known_masks(module: nn.Module, numbers: bool = False) -> Iterator[None]:
+    """Where a module is traced, within `catch_warnings`: it may select by its own masks, and by constants of its code.
+    numbers: it may branch on its buffers of one number, too.
+    """
+    held: list[tuple[nn.Module, dict[str, Any]]] = [
+        of for part in module.modules() for of in ((part, part._parameters), (part, part._buffers))
+    ]
+    moved = [
+        (part, tensors, name, t)
+        for part, tensors in held
+        for name, t in tensors.items()
+        if t is not None and (_is_known(t.detach()) or (numbers and tensors is part._buffers and t.numel() == 1))
+    ]
     try:
         for part, tensors, name, tensor in moved:  # of a parameter or buffer a trace would know the shape alone
             del tensors[name]
@@ -42,7 +52,7 @@ def known_masks(module: nn.Module) -> Iterator[None]:
         if moved:  # what torch would say of a buffer it only warns of now
             names = "|".join({re.escape(name) for _, _, name, _ in moved})
             warnings.filterwarnings("error", message=rf".*\.({names})[ ,].*assigned during export")
-        with _ByPosition():
+        with _ByPosition({id(part.__dict__[name]) for part, _, name, _ in moved}):
             yield
     finally:
         for part, tensors, name, tensor in moved:
@@ -51,8 +61,10 @@ def known_masks(module: nn.Module) -> Iterator[None]:
 
 
 class _ByPosition(TorchFunctionMode):
-    def __init__(self) -> None:
+    def __init__(self, kept: Set[int]) -> None:
+        """kept: the ids of the module's own tensors that are known."""
         super().__init__()
+        self._kept = kept
         self._worked_out: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of a tensor of the trace: it, and its values
         self._own: set[int] = set()  # the memory of those, but for what is a part of a constant of the module
 
@@ -68,9 +80,12 @@ class _ByPosition(TorchFunctionMode):
                     with _disable_current_modes():
                         mask = mask.expand(sizes)
                     return x[(..., *_true_in(mask))].flatten()
+        elif name in _TO_NUMBER and self._is_constant(args[0]):
+            with _disable_current_modes():
+                return func(self._values(args[0]))
         elif args and type(args[0]) is Tensor:  # a batch's are not
-            if _is_known(args[0]) and _changes(name):
-                raise InputError.worded("module", f"a mask that {name} changes", "a mask that stays as it is")
+            if _changes(name) and (_is_known(args[0]) or id(args[0]) in self._kept):
+                raise InputError.worded("module", f"a buffer that {name} changes", "one that stays as it is")
             if name in _OF_MASKS and all(map(_is_known_or_size, tree_leaves((args, named)))):
                 with _disable_current_modes():  # a mask of masks is known, too
                     return func(*args, **named)

@@ -1,8 +1,9 @@
 """What a module is called with: an example, feature -> tensor, held against the schema, and as encoded golden rows. And the
-module as a function of it.
+module as a function of it, whose scores are to be a row's own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,11 +13,12 @@ from torch import nn
 
 from dpiframe_core.compiler.lookups import Indices
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.row_block import RowBlock
-from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.features.row_block import Floats, RowBlock
+from dpiframe_core.features.schema import Categorical, FeatureSchema
 
 Call = Literal["mapping", "keywords", "matrix"]
 Output = str | int | Sequence[str | int] | None
+TOLERANCE = 1e-5  # on the probability, of float32 against float32
 _LEAST_ROWS = 2  # torch.export takes a batch of one for a constant
 
 
@@ -121,9 +123,23 @@ class Scored(nn.Module):
         return _scores(found, "module output")
 
 
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in eval mode, and as it was before afterwards."""
+    modes = {m: m.training for m in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, training in modes.items():
+            m.training = training
+
+
 def _named(found: Any, key: str | int) -> Any:
     if not isinstance(found, Mapping | tuple | list):
         raise InputError("output", key, "none: the module gives one value")
+    if isinstance(key, str) and key in getattr(found, "_fields", ()):
+        return getattr(found, key)
     names: list[Any] = list(found) if isinstance(found, Mapping) else list(range(len(found)))
     try:
         return found[key]  # type: ignore[index, unused-ignore]  # which of a tuple is an integer
@@ -136,3 +152,78 @@ def _scores(found: Any, where: str) -> torch.Tensor:
         got = type(found).__name__ if not isinstance(found, torch.Tensor) else "one number for all rows"
         raise InputError(where, got, "one tensor of scores; name it by `output`")
     return found
+
+
+def source_scores(scored: Scored, example: Mapping[str, torch.Tensor]) -> Floats:
+    """float32[rows, tasks] of the module itself.
+
+    Raises:
+        InputError: they are no probabilities.
+    """
+    with torch.no_grad():
+        found = scored(*example.values())
+    rows = len(next(iter(example.values())))
+    if found.ndim == 0 or len(found) != rows:
+        raise InputError("module output", list(found.shape), f"scores of each of the {rows} rows: [rows] or [rows, tasks]")
+    scores: Floats = found.detach().reshape(len(found), -1).float().numpy()
+    if not (np.isfinite(scores).all() and (scores >= 0).all() and (scores <= 1).all()):
+        bad = scores[~((scores >= 0) & (scores <= 1))]
+        if np.isnan(bad[0]):
+            raise InputError.worded("module output", "NaN on the example", "a forward that is finite there, in eval mode")
+        expected = "probabilities from 0 to 1: a forward that ends in a sigmoid, or logits=True of dpiframe_core.compile"
+        raise InputError("module output", float(bad[0]), expected)
+    return scores
+
+
+def check_rows(scored: Scored, example: Mapping[str, torch.Tensor], scores: Floats) -> float:
+    """Other batches of the same rows must score the same: the graph cannot mix rows, so a module that does is refused."""
+    rows = len(scores)
+    worst = 0.0
+    for order in (torch.arange(rows - 1, -1, -1), torch.arange(rows).repeat(2), torch.arange(1)):
+        try:
+            with torch.no_grad():
+                found = scored(*(v[order] for v in example.values())).reshape(len(order), -1).float().numpy()
+        except Exception:  # a `squeeze()` too many: the module takes no single row, which says nothing of rows that meet
+            if len(order) > 1:
+                raise
+            continue
+        worst = max(worst, float(np.abs(found - scores[order.numpy()]).max()))
+    if not worst <= TOLERANCE:
+        raise InputError(
+            "module", f"scores that change by {worst:.3g} with the other rows of a batch", "each row's score by itself"
+        )
+    return worst
+
+
+def check_padded_steps(
+    scored: Scored, schema: FeatureSchema, example: Mapping[str, torch.Tensor], padding: Mapping[str, int]
+) -> None:
+    """A TransformerEncoder that is told of padded steps leaves them out in eval mode, if every list of a batch begins with its
+    values, and answers zeros there: so a row's score may depend on other rows, and on what training did not do. Looked for
+    in the example's lists, cut short.
+
+    Raises:
+        InputError: such scores differ by it.
+    """
+    encoders = [m for m in scored.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
+    if not encoders:
+        return
+    cut = dict(example)
+    for f in schema.features:
+        if isinstance(f, Categorical) and f.max_values > 1 and f.name in padding:
+            steps = torch.arange(f.max_values).flip(0) if f.align == "last" else torch.arange(f.max_values)
+            lengths = torch.arange(len(example[f.name])) % f.max_values + 1
+            cut[f.name] = torch.where(steps < lengths[:, None], example[f.name], padding[f.name])
+    with torch.no_grad():
+        found = scored(*cut.values())
+        for encoder in encoders:
+            encoder.use_nested_tensor = False
+        try:
+            whole = scored(*cut.values())
+        finally:
+            for encoder in encoders:
+                encoder.use_nested_tensor = True
+    if not torch.allclose(found, whole, rtol=0, atol=TOLERANCE, equal_nan=True):
+        got = "a TransformerEncoder that answers zeros for padded steps, in eval mode alone"
+        rule = "enable_nested_tensor=False (later: encoder.use_nested_tensor = False), or a mask on what it gives"
+        raise InputError.worded("module", got, rule)

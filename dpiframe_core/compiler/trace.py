@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -81,9 +81,7 @@ def traces(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[Trace]:
         InputError: the module does not run; control flow that depends on values, a fixed number of rows, or changed buffers;
             with the source line.
     """
-    rows = torch.export.Dim("rows", min=1)
-    with _explained(scored, values):
-        exported = torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
+    exported = _exported(scored, values)
     functional = made_functional(exported.graph)
     if functional:
         yield _read(scored, exported, exported.graph)
@@ -93,6 +91,19 @@ def traces(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[Trace]:
             exported = exported.run_decompositions(_spelled_out())  # takes longer than all before
             graph = exported.graph
     yield _read(scored, exported, graph)
+
+
+def _exported(scored: Scored, values: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
+    """By values of the module's buffers, if it branches on a number that it keeps there."""
+    rows = torch.export.Dim("rows", min=1)
+    for numbers in (False, True):
+        try:
+            with _explained(scored, values, numbers):
+                return torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
+        except _Branch:
+            if numbers or not any(buffer.numel() == 1 for buffer in scored.buffers()):
+                raise
+    raise AssertionError("the last of these returns or raises")
 
 
 def _in_fewer(module: fx.GraphModule) -> fx.Graph:
@@ -113,13 +124,17 @@ def _spelled_out() -> dict[Any, Any]:
     return named | own | CELLS
 
 
+class _Branch(InputError):
+    """A branch on a value that the trace does not know."""
+
+
 @contextmanager
-def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Where torch's tracing runs: quiet, and its errors as what is to be changed in the module."""
+def _explained(scored: Scored, values: Sequence[torch.Tensor], numbers: bool = False) -> Iterator[None]:
+    """Where torch's tracing runs: quiet, and its errors as what is to be changed in the module. numbers: see `known_masks`."""
     try:
         with _quiet(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about itself
-            with exportable(), known_masks(scored):
+            with exportable(), known_masks(scored, numbers):
                 yield
     except InputError:
         raise
@@ -127,7 +142,7 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]
         _try(scored, values)
         if "data-dependent" in str(error):
             got = Verbatim("a branch that depends on values of the batch")
-            raise InputError(f"module: {_origin(error)}", got, "the same operations for every batch") from error
+            raise _Branch(f"module: {_origin(error)}", got, "the same operations for every batch") from error
         if "FakeTensor" in str(error) and _is_in(error, "nn/modules/rnn.py", "nn/utils/rnn.py"):
             got = Verbatim("a packed sequence, whose sizes are values of the batch")
             raise InputError(f"module: {_origin(error)}", got, "the recurrence over the padded sequence") from error
@@ -212,18 +227,6 @@ def source_line(node: fx.Node) -> str:
         return "no source line"
     file, line, text = frames[-1]
     return f"{Path(file).name}:{line}" + (f", `{text}`" if text else "")
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in eval mode, and as it was before afterwards."""
-    modes = {m: m.training for m in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for m, training in modes.items():
-            m.training = training
 
 
 @contextmanager

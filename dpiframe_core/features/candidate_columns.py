@@ -28,6 +28,17 @@ def encoded_candidates(encode: Encode, candidates: Candidates, context: Mapping[
         raise in_its_row(error) if isinstance(candidates, list | tuple) else error from None
 
 
+def check_request(encode: Encode, body: Mapping[str, Any]) -> None:
+    """Raises InputError: it is no request body, {"context": .., "candidates": ..}, that `encode` takes."""
+    if not isinstance(body, Mapping) or not {"candidates"} <= body.keys() <= {"candidates", "context"}:
+        got = list(body) if isinstance(body, Mapping) else type(body).__name__
+        raise InputError("example", got, "candidates, and where there is one a context")
+    try:
+        encoded_candidates(encode, body["candidates"], body.get("context", {}))
+    except InputError as error:
+        raise error.at(f"example.{error.where}") from None
+
+
 def candidate_columns(candidates: Candidates) -> Mapping[str, ColumnValues]:
     """Feature -> column of n values.
 

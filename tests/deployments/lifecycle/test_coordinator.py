@@ -408,6 +408,13 @@ def test_a_changed_configuration_is_followed_once_whatever_else_was_changed_sinc
         await service.coordinator.roll_back("m")
         await become(configured("b", "2", "3"), timeout_s=10)  # a replica that starts later hears of it again
         assert live(service) == ["1", "1"]
+        await become(configured("b", "2", "3"), timeout_s=10, again=True)  # somebody wants it as configured
+        assert live(service) == ["2", "2"]
+        before = service.coordinator.state()["revision"]
+        await become(configured("b", "2", "3"), timeout_s=10, again=True)  # and it is, with one to roll back to
+        assert service.coordinator.state()["revision"] == before
+        await service.coordinator.roll_back("m")
+        assert live(service) == ["1", "1"]
         service.bad.add("4")
         with pytest.raises(LoadFailed):
             await become(configured("c", "4"), timeout_s=10)

@@ -24,8 +24,8 @@ def test_user_config_names_the_models_anew_and_a_faulty_one_is_logged(
     asked: list[Any] = []
 
     class Control:
-        async def ask(self, method: str, desired: Desired, timeout_s: float) -> dict[str, Any]:
-            asked.append((method, desired.models["ctr"].live))
+        async def ask(self, method: str, desired: Desired, timeout_s: float, again: bool) -> dict[str, Any]:
+            asked.append((method, desired.models["ctr"].live, again))
             return {}
 
     config = parse_config({"models": [{"path": str(manifests / "ctr-1")}], "models_root": str(manifests)}, "test")
@@ -34,7 +34,7 @@ def test_user_config_names_the_models_anew_and_a_faulty_one_is_logged(
         asyncio.run(reconfigure(Control(), config, user_config))
 
     said(models=[{"path": str(manifests / "ctr-2")}])
-    assert asked == [("become", "2")]
+    assert asked == [("become", "2", False)]
     for user_config, why in (
         ({"models": [{"path": "/etc"}]}, "models.0.path: got '/etc', which is '/etc', expected a place below models_root"),
         ({"models": []}, "user_config: models: got "),

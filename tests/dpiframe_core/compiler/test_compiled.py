@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from dpiframe_core import compile as compile_model
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine import Engine
+from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric, Table, Vocabulary
 from dpiframe_core.features.vocabulary import VocabularyTable
 from tests.dpiframe_core.compiler.modules import example, randomised, schema
@@ -40,6 +42,64 @@ class Named(Fields):
         return {f"{name}_pred": found[:, i] for i, name in enumerate(("click", "buy"))} | {"all": found}
 
 
+class Said(NamedTuple):
+    prob: torch.Tensor
+    logit: torch.Tensor
+
+
+class Tuples(Fields):
+    def forward(self, x):
+        return Said(super().forward(x), torch.zeros(1))
+
+
+class Switched(Fields):
+    """What it does is said by numbers among its buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("on", torch.tensor(True))
+        self.register_buffer("times", torch.tensor(3))
+        self.register_buffer("power", torch.tensor([0.5]))
+
+    def forward(self, x):
+        found = super().forward(x)
+        if self.on:
+            for _ in range(int(self.times)):
+                found = found ** float(self.power)
+        return found if bool(self.times > 2) else 1 - found
+
+
+class Counting(Switched):
+    def forward(self, x):
+        self.times += 1
+        return super().forward(x)
+
+
+def test_a_named_tuple_gives_its_values_by_name():
+    made = schema()
+    module = randomised(Tuples())
+    by_name, by_place = (compile_model(module, made, example(made), output=output) for output in ("prob", 0))
+    assert by_name.golden.scores.tobytes() == by_place.golden.scores.tobytes()
+
+
+def test_a_module_may_branch_on_numbers_that_it_keeps():
+    made = schema()
+    module = randomised(Switched())
+    with torch.no_grad():
+        module.on.fill_(True), module.times.fill_(3), module.power.fill_(0.5)
+    before = {name: value.clone() for name, value in module.named_buffers()}
+    for on in (True, False):
+        module.on.fill_(on)
+        compiled = compile_model(module, made, example(made))
+        assert compiled.deviation <= 1e-6
+        assert compiled.golden.scores.min() > (0.6 if on else 0)
+    assert {name: value.tolist() for name, value in module.named_buffers()} == {
+        name: value.tolist() for name, value in (before | {"on": torch.tensor(False)}).items()
+    }
+    with pytest.raises(InputError, match=r"module: got .*, expected (nothing that the module changes|one that stays)"):
+        compile_model(Counting(), made, example(made))
+
+
 @pytest.fixture
 def compiled():
     made = schema()
@@ -54,8 +114,23 @@ def test_an_example_request_is_stored_that_the_engine_scores_as_the_module_does(
     scores = engine.score(request["candidates"], request["context"])
     torch.testing.assert_close(torch.from_numpy(scores), torch.from_numpy(compiled.golden.scores[:5]), rtol=0, atol=1e-6)
     engine.close()
-    compiled.write(tmp_path / "own", name="fields", example={"candidates": {}})
-    assert read_bundle(tmp_path / "own").example == {"candidates": {}}
+    own = request | {"candidates": {name: values[:1] for name, values in request["candidates"].items()}}
+    compiled.write(tmp_path / "own", name="fields", example=own)
+    assert read_bundle(tmp_path / "own").example == own
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ({"a": 1}, r"example: got \['a'\], expected candidates, and where there is one a context"),
+        ([1], r"example: got 'list', expected candidates, and where there is one a context"),
+        ({"candidates": {"nope": [1]}, "context": {}}, r"example.candidates"),
+    ],
+)
+def test_an_example_that_is_no_request_is_refused(compiled, tmp_path, example, message):
+    with pytest.raises(InputError, match=message):
+        compiled.write(tmp_path / "b", name="fields", example=example)
+    assert not (tmp_path / "b").exists()
 
 
 def test_an_example_speaks_the_raw_values_of_the_vocabularies(tmp_path):

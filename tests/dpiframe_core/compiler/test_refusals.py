@@ -8,7 +8,7 @@ from torch import nn
 
 from dpiframe_core import compile as compile_model
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.schema import FeatureSchema, Hash, Identity, Numeric, Table
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
 from tests.dpiframe_core.compiler.modules import (
     Embeddings,
     Mixed,
@@ -194,7 +194,7 @@ EXPECTED = {
     Half: ("to", "got a cast to torch.float16, expected float32 values throughout"),
     Infinite: (
         r"mul(_\d+)?",
-        "got a constant with infinite values, expected finite ones (masked_fill takes a mask and a number)",
+        "got a constant with infinite values, expected finite values (masked_fill takes a mask and a number)",
     ),
     SecondTable: (
         r"embedding_\d",
@@ -242,7 +242,7 @@ def test_a_mask_that_a_module_changes_is_refused_and_stays_its_buffer(how):
     module = randomised(Flips(how))
     was = module.flip.clone()
     assert re.match(
-        r"module: got .*(flip|a mask that).*, expected (nothing that the module changes|a mask that stays)", refusal(module)
+        r"module: got .*(flip|a buffer that).*, expected (nothing that the module changes|one that stays)", refusal(module)
     )
     assert "flip" in dict(module.named_buffers())
     if how != "assigns":  # to say what is wrong it is called once
@@ -525,3 +525,69 @@ def test_distances_to_constants_by_torchs_own_choice_are_refused_with_the_other_
     message = r"hold for some numbers of rows alone, from 26 on, expected any number: .*cdist\(.., compute_mode='donot_use_mm"
     with pytest.raises(InputError, match=message):
         compile_model(randomised(Codes()), made, example(made, rows=40))
+
+
+class Padded(nn.Module):
+    """torch's encoder, told of padded steps, whose every step is read; or those that are there alone."""
+
+    def __init__(self, reads_all=True, **options):
+        super().__init__()
+        self.table, self.out = nn.Embedding(60, 8, padding_idx=0), nn.Linear(6 * 8, 1)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder, self.reads_all = nn.TransformerEncoder(layer, 1, **options), reads_all
+
+    def forward(self, x):
+        absent = x["seen"] == 0
+        found = self.encoder(self.table(x["seen"]), src_key_padding_mask=absent)
+        return self.out((found if self.reads_all else found.masked_fill(absent[:, :, None], 0)).flatten(1)).sigmoid()
+
+
+PADDED = "module: got a TransformerEncoder that answers zeros for padded steps, in eval mode alone, expected"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("shortest", [1, 6], ids=["some are padded", "none is padded"])
+def test_an_encoder_that_answers_zeros_for_padded_steps_is_refused_whatever_lists_the_example_has(shortest):
+    seen = Categorical(
+        name="seen",
+        values="int",
+        encoder=Identity(),
+        table="items",
+        max_values=6,
+        pooling="none",
+        missing_id=-1,
+        padding_value=0,
+    )
+    made = FeatureSchema(features=(seen,), tables=(Table(name="items", rows=60, dim=8),))
+    ids = torch.randint(1, 60, (12, 6)) * (torch.arange(6) < torch.randint(shortest, 7, (12, 1)))
+    assert refusal(randomised(Padded()), made, {"seen": ids}).startswith(PADDED)
+    for taken in (Padded(enable_nested_tensor=False), Padded(reads_all=False)):
+        compiled = compile_model(randomised(taken), made, {"seen": ids})
+        assert compiled.deviation <= 1e-5
+        assert taken.encoder.use_nested_tensor is taken.encoder.enable_nested_tensor
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"call": "Matrix"}, "call: got 'Matrix', expected one of mapping, keywords, matrix"),
+        ({"module": lambda x: x}, "module: got function, expected a Module"),
+        ({"schema": None}, "schema: got NoneType, expected a FeatureSchema"),
+        ({"example": None}, "example: got NoneType, expected a Mapping"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "".join(value),
+)
+def test_what_is_no_argument_of_its_kind_is_refused(change, message):
+    given = {"module": OneScore(), "schema": schema(4), "example": example(schema(4))} | change
+    with pytest.raises(InputError) as error:
+        compile_model(given.pop("module"), given.pop("schema"), given.pop("example"), **given)
+    assert str(error.value).startswith(message)
+
+
+def test_a_parameter_that_is_no_number_is_refused_by_name():
+    module = OneScore()
+    with torch.no_grad():
+        module.out.bias[0] = torch.nan
+    made = schema(4)
+    with pytest.raises(InputError, match=r"got the parameter out.bias with NaN, expected finite values"):
+        compile_model(module, made, example(made))
