@@ -8,6 +8,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
+from threading import Lock
+
+_OWN = Lock()
 
 
 def cache_folder() -> Path:
@@ -32,7 +35,7 @@ def store_code(name: str, data: bytes) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _trusted(folder):
             return _written(data, folder).replace(folder / name)
-    return _written(data, Path(_own_folder().name))
+    return _written(data, _own_folder())
 
 
 def code_folder(name: str) -> Path:
@@ -42,7 +45,7 @@ def code_folder(name: str) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _trusted(folder.parent) and _trusted(folder):
             return folder
-    return Path(_own_folder().name) / name
+    return _own_folder() / name
 
 
 def _trusted(path: Path) -> bool:
@@ -59,7 +62,12 @@ def _written(data: bytes, folder: Path) -> Path:
     return Path(file.name)
 
 
-@cache
-def _own_folder() -> "TemporaryDirectory[str]":
+def _own_folder() -> Path:
     """Lives as long as the process."""
+    with _OWN:  # of two that threads made one would go at once, with what lies in it
+        return Path(_temporary_folder().name)
+
+
+@cache
+def _temporary_folder() -> "TemporaryDirectory[str]":
     return TemporaryDirectory(prefix="dpiframe-")

@@ -35,8 +35,12 @@ def compile_options(constants: Mapping[str, str]) -> tuple[str, ...]:
 
 def source(file: str) -> str:
     """`file`.cu and a line that stands for all headers: kernels are kept on disk by their own text and options alone."""
-    headers = "".join(path.read_text() for path in sorted(FOLDER.rglob("*.cuh")))
-    return f"{(FOLDER / f'{file}.cu').read_text()}// headers: {sha256(headers.encode()).hexdigest()}\n"
+    return f"{(FOLDER / f'{file}.cu').read_text()}// headers: {_headers(FOLDER)}\n"
+
+
+@cache
+def _headers(folder: Path) -> str:
+    return sha256("".join(path.read_text() for path in sorted(folder.rglob("*.cuh"))).encode()).hexdigest()
 
 
 class KernelSource(NamedTuple):
@@ -68,15 +72,16 @@ def loaded(wanted: KernelSource, shared_bytes: int = 0) -> Any:
     """
     with _ASKED.setdefault(wanted, Lock()):
         function = _kernel(wanted)
-    if shared_bytes > function.max_dynamic_shared_size_bytes:
-        function.max_dynamic_shared_size_bytes = shared_bytes
+        if shared_bytes and shared_bytes > function.max_dynamic_shared_size_bytes:  # CuPy asks the current device
+            function.max_dynamic_shared_size_bytes = shared_bytes
     return function
 
 
 @contextmanager
 def loading(wanted: Iterable[KernelSource]) -> Iterator[None]:
     """Has these kernels loaded, the first ones first, beside what is done meanwhile: who asks for one waits for that one alone.
-    In the end all are there. NVRTC takes a core for a sixth to half of a second; one is left for what is done meanwhile.
+    In the end all are there. NVRTC takes a core for a sixth to half of a second; of three and more one is left for what is
+    done meanwhile.
     """
     cores, begun = len(os.sched_getaffinity(0)), dict[KernelSource, Future[Any]]()
     threads = ThreadPoolExecutor(min(_MOST_THREADS, max(2, cores - 1)))
@@ -104,10 +109,12 @@ def _module(file: str, constants: tuple[tuple[str, str], ...], device: int) -> A
     import cupy
 
     code, options = source(file), compile_options(dict(constants))
-    own = (f"-arch={ARCHITECTURE[file]}",) if file in ARCHITECTURE else _as_cupy(cupy.cuda.Device(device).compute_capability)
+    if file in ARCHITECTURE:
+        return cupy.RawModule(path=str(_cubin(file, code, (*options, f"-arch={ARCHITECTURE[file]}"))))
     try:
+        own = _as_cupy(cupy.cuda.Device(device).compute_capability)
         return cupy.RawModule(path=str(_cubin(file, code, (*options, *own))))
-    except CannotCompile as reason:
+    except UnknownGpu as reason:  # newer than NVRTC: CuPy has the driver translate then
         log.info("%s.cu is compiled by CuPy: %s", file, reason)
         module = cupy.RawModule(code=code, options=options, backend="nvrtc")
         module.compile()
@@ -121,48 +128,70 @@ def _as_cupy(capability: str) -> tuple[str, ...]:
 
 def _cubin(file: str, code: str, options: tuple[str, ...]) -> Path:
     """Compiles, and keeps the result for the next start where it can."""
-    from cupy_backends.cuda.libs import nvrtc
-
-    version = nvrtc.getVersion()
-    key = sha256(repr((code, options, version)).encode()).hexdigest()
+    nvrtc = _nvrtc()
+    key = sha256(repr((code, options, _compiler(nvrtc))).encode()).hexdigest()
     name = f"{Path(file).name}-{key[:32]}.cubin"
-    return find_code(name) or store_code(name, compiled(file, code, options, version[0]))
+    return find_code(name) or store_code(name, compiled(nvrtc, file, code, options))
 
 
-class CannotCompile(Exception):
-    """NVRTC cannot be called without CuPy, or does not know the GPU. CuPy has ways of its own then."""
+class UnknownGpu(Exception):
+    """NVRTC does not know the architecture; in its words."""
 
 
-def compiled(file: str, code: str, options: Sequence[str], major: int) -> bytes:
-    """The machine code of a file's text, by the NVRTC of that major version which CuPy has loaded.
+def compiled(nvrtc: ctypes.CDLL, file: str, code: str, options: Sequence[str], kind: str = "CUBIN") -> bytes:
+    """What NVRTC makes of a file's text: machine code (or another `kind`, PTX).
 
     Called by ctypes: CuPy's own call keeps the interpreter's lock, so that threads would compile one after the other, and
     nothing else would run meanwhile.
 
     Raises:
-        CannotCompile, RuntimeError: the code does not compile; with NVRTC's words.
+        UnknownGpu. RuntimeError: the code does not compile; with NVRTC's words.
     """
-    try:
-        nvrtc = ctypes.CDLL(f"libnvrtc.so.{major}")
-    except OSError as error:
-        raise CannotCompile(str(error)) from error
     program, given = ctypes.c_void_p(), (ctypes.c_char_p * len(options))(*map(str.encode, options))
-    if status := nvrtc.nvrtcCreateProgram(ctypes.byref(program), code.encode(), f"{file}.cu".encode(), 0, None, None):
-        raise CannotCompile(f"nvrtcCreateProgram: {status}")
+    _check(file, nvrtc.nvrtcCreateProgram(ctypes.byref(program), code.encode(), f"{file}.cu".encode(), 0, None, None))
     try:
         status = nvrtc.nvrtcCompileProgram(program, len(options), given)
-        if not status:
-            return _made(nvrtc, "CUBIN", program)
-        words = _made(nvrtc, "ProgramLog", program).decode().strip("\0\n")
-        raise CannotCompile(words) if status == _INVALID_OPTION else RuntimeError(f"{file}.cu: {words}")
+        words = _made(nvrtc, file, "ProgramLog", program).decode(errors="replace").strip("\0\n") if status else ""
+        if status == _INVALID_OPTION and "gpu-architecture" in words:
+            raise UnknownGpu(words)
+        _check(file, status, words)
+        return _made(nvrtc, file, kind, program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _made(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
-    """What NVRTC made of a program: its machine code, or its log."""
+def _made(nvrtc: ctypes.CDLL, file: str, what: str, program: ctypes.c_void_p) -> bytes:
+    """What NVRTC made of a program, or its log."""
     size = ctypes.c_size_t()
-    nvrtc[f"nvrtcGet{what}Size"](program, ctypes.byref(size))
+    _check(file, nvrtc[f"nvrtcGet{what}Size"](program, ctypes.byref(size)))
     made = ctypes.create_string_buffer(size.value)
-    nvrtc[f"nvrtcGet{what}"](program, made)
+    _check(file, nvrtc[f"nvrtcGet{what}"](program, made))
     return made.raw
+
+
+def _check(file: str, status: int, words: str = "") -> None:
+    if status:
+        raise RuntimeError(f"{file}.cu: NVRTC gave {status}: {words}")
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    """The library that CuPy has loaded: it is found again by its name, or by the file that it is mapped from."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    major, _ = nvrtc.getVersion()
+    name = f"libnvrtc.so.{major}"
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if f"/{name}" in line]
+        if not mapped:
+            raise
+        return ctypes.CDLL(mapped[0])
+
+
+@cache
+def _compiler(nvrtc: ctypes.CDLL) -> str:
+    """Which build of NVRTC it is: releases of one version differ, and say so at the head of what they make."""
+    made = compiled(nvrtc, "empty", "", ("-arch=compute_80",), "PTX").decode(errors="replace")
+    return "".join(line for line in made.splitlines() if line.startswith("//"))

@@ -92,6 +92,6 @@ def test_outputs_that_were_not_chosen_and_names_that_do_not_fit_are_said(tmp_pat
     with torch.no_grad():
         want = module(rows)
     torch.testing.assert_close(torch.from_numpy(compiled.golden.scores), torch.cat([want["b"], want["a"]], 1), rtol=0, atol=0)
-    with pytest.raises(InputError, match=r"tasks: got \['b'\], expected 2 names, one for each score"):
+    with pytest.raises(InputError, match=r"tasks: got \('b',\), expected 2 names, one for each score"):
         compiled.write(tmp_path / "x", name="two", tasks=("b",))
     assert compiled.write(tmp_path / "b", name="two").tasks == ("b", "a")

@@ -1,9 +1,15 @@
 """Code that is kept for the next start is taken only from where nobody else can have put it."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Barrier
+from time import sleep
+from types import SimpleNamespace
 
 import pytest
 
+from kernels.runtime import code_cache
 from kernels.runtime.code_cache import find_code, store_code
 
 NAME = "thing.so"
@@ -58,3 +64,24 @@ def test_another_users_file_is_not_read(folder):
 def test_an_empty_file_is_no_code(folder):
     store_code(NAME, b"")
     assert find_code(NAME) is None
+
+
+def test_threads_that_have_no_cache_share_a_folder_of_the_process(monkeypatch, tmp_path):
+    """Of several that were made at once all but one would go at once, with what lies in them."""
+    made, together = [], Barrier(8)
+
+    def folder(prefix):
+        made.append(prefix)
+        sleep(0.02)
+        return SimpleNamespace(name=str(tmp_path))
+
+    def write(i):
+        together.wait()
+        return store_code(f"{i}.so", b"%d" % i)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
+    monkeypatch.setattr(code_cache, "TemporaryDirectory", folder)
+    monkeypatch.setattr(code_cache, "_temporary_folder", cache(code_cache._temporary_folder.__wrapped__))
+    with ThreadPoolExecutor(8) as threads:
+        assert [path.read_bytes() for path in threads.map(write, range(8))] == [b"%d" % i for i in range(8)]
+    assert made == ["dpiframe-"]

@@ -164,6 +164,29 @@ def test_on_the_host_too_the_blocks_of_a_cluster_compute_a_tile_exactly(on_host,
             check_products(width, rows, precision, of_precision([replace(tile, cluster=cluster)], precision), "cpu")
 
 
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_what_a_wave_names_to_be_compiled_is_what_its_ways_load(on_host, monkeypatch, precision):
+    from kernels.waves import wave as module
+    from kernels.waves.wave_jobs import LinearJob, Operands
+
+    asked = []
+    monkeypatch.setattr(module, "loaded", lambda source, shared_bytes: asked.append(source))
+    rng, dtype = np.random.default_rng(5), torch.bfloat16 if precision == "bf16" else torch.float32
+    weight, bias = random_linear(rng, 256, 2048)
+    crossed = [LinearJob(*random_linear(rng, 256, 64), cross=True)]
+    for jobs, depth in (([LinearJob(weight, bias, "relu")], 2048), (crossed, 64)):
+        wave = wave_on("cpu", jobs, None, precision)
+        for rows in (1, 16, 100, 1030):
+            asked.clear()
+            x, x0, out = (put(rng, rows, n, dtype, "cpu") for n in (depth, 256, 256))
+            for tile in wave.ways(rows).values():
+                if tile is not None:
+                    wave.bound([Operands(x, out, x0, x0)], rows, None, lane_state(rows, "cpu"), tile)
+            assert set(asked) == {*wave.sources(rows)}
+        wave.recalled[16] = wave.tiles_for(16)[0].name
+        assert len(wave.sources(16)) == 1
+
+
 def test_clusters_are_for_few_tiles_of_a_deep_product():
     def names(rows, *layers):
         return {t.name: t.cluster for t in clustered(tiles_for(rows, WIDE_TILES), rows, layers, 132)}
