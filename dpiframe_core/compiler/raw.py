@@ -207,7 +207,8 @@ class RawInputs:
             return replace(self._emitter.view(chosen, [Size(1, True), *map(Size, x.at.shape)]), boolean=True)
         if not isinstance(x, Raw) or x.flat or not isinstance(value, int) or (least is not None and value != least):
             raise Refused(
-                "got a comparison of ids, expected `ids != n`, `ids == n` or `ids > 0` with the id of an absent value"
+                "got a comparison of ids, expected `ids != n`, `ids == n` or `ids > 0` with the id of an absent value "
+                "(of several ids: `(x == a) | (x == b)`)"
             )
         there = self._slots(self._lookups.mask(x, value if least is None else 0), x.at.shape)
         there = replace(there, boolean=True)

@@ -1,11 +1,14 @@
 """torch's own modules where its code does not export as it stands: the same values by what does. Knows no graph of ours."""
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch._decomp import decompositions
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
@@ -25,6 +28,24 @@ def exportable() -> Iterator[None]:
             yield
     finally:
         decompositions.one_layer_lstm, transformer._detect_is_causal_mask = layer, detect
+
+
+@contextmanager
+def fixing_rows() -> Iterator[list[traceback.StackSummary]]:
+    """Where a trace runs: the stacks at which it takes a size that it did not know for one number."""
+    stacks: list[traceback.StackSummary] = []
+    settle = ShapeEnv._set_replacement
+
+    def noted(self: ShapeEnv, symbol: Any, target: Any, *others: Any) -> Any:
+        if getattr(target, "is_number", False):
+            stacks.append(traceback.extract_stack())
+        return settle(self, symbol, target, *others)
+
+    ShapeEnv._set_replacement = noted  # type: ignore[assignment, method-assign]
+    try:
+        yield stacks
+    finally:
+        ShapeEnv._set_replacement = settle  # type: ignore[method-assign]
 
 
 class _Instead(TorchFunctionMode):
@@ -107,3 +128,27 @@ CELLS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.rnn_tanh_cell.default: _cell(lambda own, before, _: torch.tanh(own + before)),
     torch.ops.aten.rnn_relu_cell.default: _cell(lambda own, before, _: torch.relu(own + before)),
 }
+
+# What torch can write by calls that `operations` has; the last three are what it writes some of the others by.
+_SPELLED_OUT = """absolute addcdiv addcmul arctan celu clip column_stack concat concatenate cosine_similarity diff divide dstack
+    fill fix glu greater greater_equal hstack inner isnan lerp less less_equal linalg_vecdot logaddexp logit multiply negative
+    not_equal pairwise_distance rms_norm roll select_scatter special_expit special_softmax subtract threshold
+    tile tril triu isfinite atleast_1d atleast_3d _fused_rms_norm true_divide frac rot90 aminmax nansum nanmean
+    count_nonzero nan_to_num isposinf isneginf softshrink hardshrink diag_embed linalg_matrix_norm heaviside sgn sinc
+    special_entr isin upsample_nearest1d linalg_norm outer ger trapezoid tensordot upsample_linear1d pixel_shuffle baddbmm
+    logaddexp2 ldexp isclose msort linalg_matrix_power deg2rad rad2deg"""
+
+# What torch has no other calls for in a table, but in its own code.
+_OF_OTHERS = """adjoint atleast_2d broadcast_to cartesian_prod dsplit hsplit mH mT matrix_H moveaxis movedim narrow numpy_T
+    positive ravel real swapaxes swapdims tensor_split unsafe_chunk vsplit"""
+
+
+@cache
+def spelled_out() -> dict[Any, Any]:
+    """How the calls above are written by others: as torch does it, and those of recurrent cells as here."""
+    names = set(_SPELLED_OUT.split())
+    known = {**torch._decomp.decomposition_table, **torch.export.default_decompositions()}
+    named = {call: known[call] for call in known if str(call).removeprefix("aten.").split(".")[0] in names}
+    packets = [getattr(torch.ops.aten, name) for name in _OF_OTHERS.split()]
+    own = {call: call.decompose for packet in packets for call in (getattr(packet, name) for name in packet.overloads())}
+    return named | own | CELLS

@@ -2,6 +2,7 @@
 the source line behind each call. Knows no graph of ours.
 """
 
+import contextlib
 import logging
 import re
 import traceback
@@ -9,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dpiframe_core.compiler.constant_masks import known_masks
 from dpiframe_core.compiler.examples import Scored
-from dpiframe_core.compiler.torch_modules import CELLS, exportable
+from dpiframe_core.compiler.torch_modules import exportable, fixing_rows, spelled_out
 from dpiframe_core.errors import InputError
 
 _TORCH = f"{Path(torch.__file__).parent}/"  # torch_rechub lies beside it
@@ -34,18 +34,6 @@ _FRESH = {
         "lift_fresh_copy.default", "new_zeros.default", "zeros_like.default",
     )
 }  # fmt: skip
-# What torch can write by calls that `operations` has; the last three are what it writes some of the others by.
-_SPELLED_OUT = """absolute addcdiv addcmul arctan celu clip column_stack concat concatenate cosine_similarity diff divide dstack
-    fill fix glu greater greater_equal hstack inner isnan lerp less less_equal linalg_vecdot logaddexp logit multiply negative
-    not_equal pairwise_distance rms_norm roll select_scatter special_expit special_softmax subtract threshold
-    tile tril triu isfinite atleast_1d atleast_3d _fused_rms_norm true_divide frac rot90 aminmax nansum nanmean
-    count_nonzero nan_to_num isposinf isneginf softshrink hardshrink diag_embed linalg_matrix_norm heaviside sgn sinc
-    special_entr isin upsample_nearest1d linalg_norm outer ger trapezoid tensordot upsample_linear1d pixel_shuffle baddbmm
-    logaddexp2 ldexp isclose msort linalg_matrix_power deg2rad rad2deg"""
-
-# What torch has no other calls for in a table, but in its own code.
-_OF_OTHERS = """adjoint atleast_2d broadcast_to cartesian_prod dsplit hsplit mH mT matrix_H moveaxis movedim narrow numpy_T
-    positive ravel real swapaxes swapdims tensor_split unsafe_chunk vsplit"""
 _UNCHANGED = "nothing that the module changes (an embedding with max_norm: scale its rows, then set max_norm to None)"
 
 
@@ -88,7 +76,7 @@ def traces(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[Trace]:
     with _explained(scored, values):
         graph = _in_fewer(exported.graph_module) if functional else None
         if graph is None or not made_functional(graph):
-            exported = exported.run_decompositions(_spelled_out())  # takes longer than all before
+            exported = exported.run_decompositions(spelled_out())  # takes longer than all before
             graph = exported.graph
     yield _read(scored, exported, graph)
 
@@ -110,18 +98,7 @@ def _in_fewer(module: fx.GraphModule) -> fx.Graph:
     """The same calls of fewer operators, placeholders in the same order. No call changes a value."""
     values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with fx.traceback.preserve_node_meta():  # source lines
-        return make_fx(fx.Interpreter(module).run, _spelled_out(), "fake", pre_dispatch=True)(*values).graph
-
-
-@cache
-def _spelled_out() -> dict[Any, Any]:
-    """How the calls above are written by others: as torch does it, and those of recurrent cells as here."""
-    names = set(_SPELLED_OUT.split())
-    known = {**torch._decomp.decomposition_table, **torch.export.default_decompositions()}
-    named = {call: known[call] for call in known if str(call).removeprefix("aten.").split(".")[0] in names}
-    packets = [getattr(torch.ops.aten, name) for name in _OF_OTHERS.split()]
-    own = {call: call.decompose for packet in packets for call in (getattr(packet, name) for name in packet.overloads())}
-    return named | own | CELLS
+        return make_fx(fx.Interpreter(module).run, spelled_out(), "fake", pre_dispatch=True)(*values).graph
 
 
 class _Branch(InputError):
@@ -150,11 +127,8 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor], numbers: bool = F
             what = re.search(r"attributes? (.*) (?:was|were) assigned", str(error))
             raise InputError("module", what and what[1], _UNCHANGED) from error
         if "specialized it to be a constant" in str(error):
-            raise InputError(
-                "module",
-                Verbatim("a fixed number of rows"),
-                "any number: x.shape[0] for len(x), and no recurrence over rows",
-            ) from error
+            rule = "any number: x.shape[0] for len(x), and no recurrence over rows"
+            raise InputError(f"module: {_fixed_at(scored, values)}", Verbatim("a fixed number of rows"), rule) from error
         if "Constraints violated" in str(error):
             bound = re.search(r"guard (\d+) <= L\[", str(error))
             got = Verbatim("operations that hold for some numbers of rows alone" + (f", from {bound[1]} on" if bound else ""))
@@ -164,6 +138,14 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor], numbers: bool = F
         raise InputError(
             f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes"
         ) from error
+
+
+def _fixed_at(scored: Scored, values: Sequence[torch.Tensor]) -> str:
+    """The user's line at which a trace takes the number of rows for a constant. torch does not say: it is traced once more."""
+    rows = torch.export.Dim("rows", min=1)
+    with _quiet(), contextlib.suppress(Exception), fixing_rows() as stacks, torch.no_grad(), exportable(), known_masks(scored):
+        torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
+    return _last_line(stacks[0]) if stacks else "no source line"
 
 
 def made_functional(graph: fx.Graph) -> bool:
@@ -283,7 +265,12 @@ def _ours(file: str) -> bool:
 
 def _origin(error: BaseException) -> str:
     """The last line of the user's code on the way to an error."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename) and "/torch/" not in f.filename]
+    return _last_line(traceback.extract_tb(error.__traceback__))
+
+
+def _last_line(stack: Sequence[traceback.FrameSummary]) -> str:
+    """Of the user's code in a stack."""
+    frames = [f for f in stack if not _ours(f.filename) and "/torch/" not in f.filename]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}, `{frames[-1].line}`" if frames else "no source line"
 
 

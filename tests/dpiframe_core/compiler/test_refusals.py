@@ -203,7 +203,6 @@ EXPECTED = {
 }  # fmt: skip
 UNCHANGED = "nothing that the module changes (an embedding with max_norm: scale its rows, then set max_norm to None)"
 WITHOUT_LINE = {
-    Length: "module: got a fixed number of rows, expected any number: x.shape[0] for len(x), and no recurrence over rows",
     Mutation: f"module: got ['seen'], expected {UNCHANGED}",
     Renormed: f"module: got ['more.weight'], expected {UNCHANGED}",
     Wide: "module output: got '2 values', expected `output`: one of [0, 1], or a list of one for each task",
@@ -278,6 +277,11 @@ def test_the_line_of_a_refusal_is_the_users_own():
     line = int(re.search(r"test_refusals\.py:(\d+)", message)[1])
     with open(__file__) as file:
         assert "cummax(1)" in file.read().splitlines()[line - 1]
+
+
+def test_a_number_of_rows_that_is_fixed_is_refused_with_the_line_that_fixes_it():
+    want = r"module: test_refusals\.py:\d+, `.*len\(.*`: got a fixed number of rows, expected any number: x\.shape\[0\] for len"
+    assert re.match(want, refusal(Length()))
 
 
 def test_a_module_of_another_dtype_is_refused():
