@@ -261,9 +261,7 @@ def test_a_packed_sequence_is_refused_by_its_line():
 
 def test_a_recurrence_over_the_rows_is_refused():
     module, made = randomised(OverRows(nn.GRU, 3, 4, 6, batch_first=True)), history(3, 4)
-    with pytest.raises(
-        InputError, match=r"module: test_recurrent.py:.*: got a fixed number of rows, .* no recurrence"
-    ):
+    with pytest.raises(InputError, match=r"module: test_recurrent.py:.*: got a fixed number of rows, .* no recurrence"):
         compile_model(module, made, example(made))
 
 
