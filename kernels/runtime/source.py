@@ -193,5 +193,5 @@ def _nvrtc() -> ctypes.CDLL:
 @cache
 def _compiler(nvrtc: ctypes.CDLL) -> str:
     """Which build of NVRTC it is: releases of one version differ, and say so at the head of what they make."""
-    made = compiled(nvrtc, "empty", "", ("-arch=compute_80",), "PTX").decode(errors="replace")
+    made = compiled(nvrtc, "empty", "", (), "PTX").decode(errors="replace")
     return "".join(line for line in made.splitlines() if line.startswith("//"))
