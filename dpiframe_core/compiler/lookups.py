@@ -180,10 +180,9 @@ class Lookups:
             f = self.schema.feature(feature)
             if f.max_values == 1 or f.pooling != "none" or shift:
                 how = "of one value" if f.max_values == 1 else f"with pooling {f.pooling!r}" if not shift else "shifted"
-                hint = " (of several features: compare each, then join the masks)" if f.max_values == 1 else ""
                 raise Refused(
                     f"got a comparison of ids of feature {feature!r} {how}, expected those of a sequence (pooling 'none') "
-                    f"with the id of an absent value{hint}"
+                    "with the id of an absent value"
                 )
             _check_absent(f, padding)
             self._absent(feature, padding)

@@ -199,6 +199,10 @@ class RawInputs:
         if isinstance(x, Raw) and not x.flat and isinstance(value, int) and value < (least or 0):
             always = torch.full((1, *x.at.shape), not target.startswith("aten.eq"))
             return Const(always, batch_dim=0)  # no embedding takes an id below 0
+        apart = self._apart(x) if isinstance(x, Raw) else []
+        if len(apart) > 1:  # a history and what stands behind it, say
+            masks = [self._mask(target, {**a, "self": part}) for part in apart]
+            return replace(cat(self._emitter, masks, 1), boolean=True)
         table = self._table_of_one_value(x) if isinstance(x, Raw) else None
         if table is not None and isinstance(value, int):
             name = target.split(".")[1]
@@ -213,6 +217,15 @@ class RawInputs:
         there = self._slots(self._lookups.mask(x, value if least is None else 0), x.at.shape)
         there = replace(there, boolean=True)
         return self._emitter.elementwise("aten.logical_not", [there]) if target.startswith("aten.eq") else there
+
+    def _apart(self, x: Raw) -> list[Raw]:
+        """Ids of a row that lie side by side, cut where those of one table, or a sequence, end."""
+        if x.flat or x.at.ndim != 1 or (x.at == CONSTANT).any():
+            return [x]
+        features = [self._lookups.schema.feature(self._lookups.columns[at][0]) for at in x.at.tolist()]
+        kinds = [(f.max_values > 1, f.name if f.max_values > 1 else f.table) for f in features]
+        ends = [i for i in range(1, len(kinds) + 1) if i == len(kinds) or kinds[i] != kinds[i - 1]]
+        return [Raw(x.at[first:end], x.shift[first:end]) for first, end in pairwise([0, *ends])]
 
     def _table_of_one_value(self, x: Raw) -> str | None:
         """The table of ids that are all of features of one value, as they come."""

@@ -8,7 +8,7 @@ from dpiframe_core import compile as compile_module
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Table
 from tests.dpiframe_core.compiler.modules import called
-from tests.dpiframe_core.compiler.served import served_scores
+from tests.dpiframe_core.compiler.served import exact, served_scores
 
 STEPS, DIM, ROWS = 6, 8, 12
 GPU_ONLY = [pytest.param("cuda:0", policy, marks=pytest.mark.gpu) for policy in ("waves", "regions", "sequential")]
@@ -190,3 +190,32 @@ def test_a_mask_by_another_id_than_the_schemas_is_refused():
 
     with pytest.raises(InputError, match=r"got padding_value 0 and missing_id -1 of feature 'hist', expected 3 and -1"):
         compile_module(Wrong(), schema(), example())
+
+
+class WithTarget(nn.Module):
+    """BST's way: the item stands behind its history, and who attends to whom is said by all ids at once."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.table, self.places = nn.Embedding(30, DIM, padding_idx=0), nn.Parameter(torch.randn(STEPS + 1, DIM))
+        self.out = nn.Linear(DIM, 1)
+
+    def forward(self, x):
+        ids = torch.cat([x["hist"], x["item"][:, None]], 1)
+        steps, there = self.table(ids) + self.places, ids != 0
+        scores = (steps @ steps.transpose(1, 2)).masked_fill(~there[:, None, :], -1e9)
+        return torch.sigmoid(self.out((scores.softmax(2) @ steps)[:, -1]))
+
+
+@pytest.mark.parametrize(("device", "policy"), [("cpu", "auto"), *GPU_ONLY])
+def test_ids_of_a_history_and_of_one_value_behind_it_are_compared_at_once(tmp_path, device, policy):
+    plain = schema()
+    wider = FeatureSchema(features=plain.features, tables=(Table(name="item", rows=30, dim=DIM + 1),))
+    module, values = WithTarget().eval(), example()
+    compile_module(module, wider, values).write(tmp_path / "b", name="target")
+    for some in (values, values | {"item": torch.zeros(ROWS, dtype=torch.int64)}):  # an item that is none is left out, too
+        got = served_scores(tmp_path / "b", some, device, policy=policy)
+        torch.testing.assert_close(got.double(), exact(module, some), rtol=0, atol=1e-6)
+    with pytest.raises(InputError, match=r"item"):
+        compile_module(module, plain, values)
