@@ -39,7 +39,7 @@ def kernel_of(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def kernel(name: str, code: str) -> host_cuda.HostKernel:
         own = f"{tmp_path.parent.name}-{tmp_path.name}"  # two workers number a test's folders alike
         (tmp_path / f"{own}.cu").write_text(code)
-        return host_cuda.HostKernel(own, name, {}, folder)
+        return host_cuda.HostKernel(own, name, (), folder)
 
     return kernel
 
