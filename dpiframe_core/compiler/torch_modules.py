@@ -31,9 +31,8 @@ def exportable() -> Iterator[None]:
 
 
 @contextmanager
-def fixing_rows() -> Iterator[list[traceback.StackSummary]]:
-    """Where a trace runs: the stacks at which it takes a size that it did not know for one number."""
-    stacks: list[traceback.StackSummary] = []
+def fixing_rows(stacks: list[traceback.StackSummary]) -> Iterator[None]:
+    """Where a trace runs: notes the stacks at which it takes a size that it did not know for one number."""
     settle = ShapeEnv._set_replacement
 
     def noted(self: ShapeEnv, symbol: Any, target: Any, *others: Any) -> Any:
@@ -43,7 +42,7 @@ def fixing_rows() -> Iterator[list[traceback.StackSummary]]:
 
     ShapeEnv._set_replacement = noted  # type: ignore[assignment, method-assign]
     try:
-        yield stacks
+        yield
     finally:
         ShapeEnv._set_replacement = settle  # type: ignore[method-assign]
 

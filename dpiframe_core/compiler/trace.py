@@ -83,15 +83,19 @@ def traces(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[Trace]:
 
 def _exported(scored: Scored, values: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
     """By values of the module's buffers, if it branches on a number that it keeps there."""
+    try:
+        with _explained(scored, values):
+            return _export(scored, values)
+    except _Branch:
+        if all(buffer.numel() != 1 for buffer in scored.buffers()):
+            raise
+    with _explained(scored, values, numbers=True):
+        return _export(scored, values)
+
+
+def _export(scored: Scored, values: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
     rows = torch.export.Dim("rows", min=1)
-    for numbers in (False, True):
-        try:
-            with _explained(scored, values, numbers):
-                return torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
-        except _Branch:
-            if numbers or not any(buffer.numel() == 1 for buffer in scored.buffers()):
-                raise
-    raise AssertionError("the last of these returns or raises")
+    return torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
 
 
 def _in_fewer(module: fx.GraphModule) -> fx.Graph:
@@ -106,13 +110,19 @@ class _Branch(InputError):
 
 
 @contextmanager
+def _tracing(scored: Scored, numbers: bool = False) -> Iterator[None]:
+    with _quiet(), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of torch about itself
+        with exportable(), known_masks(scored, numbers):
+            yield
+
+
+@contextmanager
 def _explained(scored: Scored, values: Sequence[torch.Tensor], numbers: bool = False) -> Iterator[None]:
-    """Where torch's tracing runs: quiet, and its errors as what is to be changed in the module. numbers: see `known_masks`."""
+    """Where torch's tracing runs, its errors as what is to be changed in the module. numbers: see `known_masks`."""
     try:
-        with _quiet(), warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # of torch about itself
-            with exportable(), known_masks(scored, numbers):
-                yield
+        with _tracing(scored, numbers):
+            yield
     except InputError:
         raise
     except Exception as error:  # whatever the module's code raised, too
@@ -142,9 +152,9 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor], numbers: bool = F
 
 def _fixed_at(scored: Scored, values: Sequence[torch.Tensor]) -> str:
     """The user's line at which a trace takes the number of rows for a constant. torch does not say: it is traced once more."""
-    rows = torch.export.Dim("rows", min=1)
-    with _quiet(), contextlib.suppress(Exception), fixing_rows() as stacks, torch.no_grad(), exportable(), known_masks(scored):
-        torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
+    stacks: list[traceback.StackSummary] = []
+    with contextlib.suppress(Exception), _tracing(scored), fixing_rows(stacks):
+        _export(scored, values)
     return _last_line(stacks[0]) if stacks else "no source line"
 
 

@@ -136,9 +136,7 @@ class CudaLane:
     def _compile_regions(self) -> None:
         """Has Inductor compile what some bucket may need: seconds, of one core and this thread's."""
         rows = self.buckets[-1]
-        wanted = {c.program for c in self._calibrations.values()}
-        unknown = [b for b in self.buckets if b not in self._calibrations]
-        for program in [p for p in self._programs.values() if p.name in wanted or any(map(p.fits, unknown))]:
+        for program in {p.name: p for b in self.buckets for p in self._wanted(b)}.values():
             try:
                 with torch.cuda.stream(self._streams[0]):
                     program.operators.compile_regions(self._workspace, rows)

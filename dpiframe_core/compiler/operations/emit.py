@@ -83,10 +83,7 @@ class Emitter:
         """A parameter under the module's name for it, or a name of its own if it was computed."""
         tensor = tensor.detach().float().contiguous()
         if not torch.isfinite(tensor).all():
-            own, rule = f"the parameter {name}" if name else "a constant", "finite values"
-            if tensor.isnan().any():
-                raise Refused(f"got {own} with NaN, expected {rule}")
-            raise Refused(f"got {own} with infinite values, expected {rule} (masked_fill takes a mask and a number)")
+            raise Refused(f"got {name or 'a constant'} with NaN or infinite values, expected finite ones (a mask: masked_fill)")
         name = name or f"{self.name}.constant"
         count, plain = 1, name
         while name in self.params and not torch.equal(self.params[name], tensor):

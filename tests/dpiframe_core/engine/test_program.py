@@ -79,9 +79,9 @@ def compiled(buckets, known, names):
             compile_regions=lambda workspace, rows, n=name: did.append((n, rows)),
         )
         made[name] = CudaProgram(name, None, None, operators, False)
-    CudaLane._compile_regions(
-        SimpleNamespace(buckets=buckets, _calibrations=known, _programs=made, _streams=[None], _workspace=None)
-    )
+    lane = CudaLane.__new__(CudaLane)
+    lane.buckets, lane._calibrations, lane._programs, lane._streams, lane._workspace = buckets, known, made, [None], None
+    lane._compile_regions()
     return did
 
 
