@@ -67,14 +67,17 @@ def run(
 
 
 def placed(system: str, schema: FeatureSchema, counts: RowCounts, gpus: int, hbm_bytes: int, links: Links) -> Placement:
-    """Tables of one size that are read alike: each gets the same part of the memory."""
+    """Tables of one size that are read alike: each gets the same part of the memory. Lookups know of each how many reads are
+    cold.
+    """
     if system == "one-sided":
         return place_rows(schema, counts, gpus, hbm_bytes, links)
     fit = hbm_bytes // sum(t.row_bytes for t in schema.tables)
     each = [TablePlacement(t.name, t.rows, min(t.rows, fit), min(t.rows, fit)) for t in schema.tables]
     if system == "partitioned":
         each = [replace(p, hot=0, warm=min(p.rows, fit * gpus)) for p in each]
-    return Placement(gpus, tuple(each))
+    simple = Placement(gpus, tuple(each))
+    return replace(simple, cold_reads=sum(t.cold for t in tier_reads(counts, simple).values()) / counts.rows)
 
 
 def _reads(counts: RowCounts, placement: Placement) -> dict[str, float]:

@@ -121,15 +121,19 @@ class Placement:
         tables: in the schema's order.
         ranks: by table, uint32[rows]: the rank of each row. Of the tables that lie in several places and whose rows are not in
             the order of falling frequency; elsewhere a row's id is its rank. Each GPU's HBM holds them.
+        cold_reads: reads of rows that no HBM holds, for a scored row in the mean; inf: not known.
     """
 
     gpus: int
     tables: tuple[TablePlacement, ...]
     ranks: Mapping[str, Ranks] = field(default_factory=dict)
+    cold_reads: float = math.inf
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise InputError("gpus", self.gpus, "at least 1")
+        if not self.cold_reads >= 0:
+            raise InputError("cold_reads", self.cold_reads, "0 or more")
         rows = {t.table: t.rows for t in self.tables}
         for t in self.tables:
             if self.gpus == 1 and t.warm > t.hot:

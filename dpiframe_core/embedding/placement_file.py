@@ -1,6 +1,7 @@
 """A placement as a directory: `placement.json`, and `ranks.safetensors` (uint32[rows] by table) where tables need ranks."""
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -41,6 +42,7 @@ class _File(Strict):
     format: Literal["dpiframe-placement/1"] = FORMAT
     gpus: Annotated[int, Field(ge=1)]
     tables: tuple[_Table, ...]
+    cold_reads: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
 def write_placement(path: str | os.PathLike[str], placement: Placement) -> None:
@@ -58,7 +60,8 @@ def write_placement(path: str | os.PathLike[str], placement: Placement) -> None:
     staging = root.with_name(f".{root.name}-{secrets.token_hex(4)}.new")
     try:
         staging.mkdir(parents=True)
-        file = _File(gpus=placement.gpus, tables=tables)
+        known = placement.cold_reads if math.isfinite(placement.cold_reads) else None
+        file = _File(gpus=placement.gpus, tables=tables, cold_reads=known)
         (staging / PLACEMENT_FILE).write_text(json.dumps(file.model_dump(mode="json"), indent=1) + "\n")
         if placement.ranks:
             save_file({name: np.ascontiguousarray(own) for name, own in placement.ranks.items()}, staging / RANKS_FILE)
@@ -92,7 +95,10 @@ def read_placement(path: str | os.PathLike[str], schema: FeatureSchema) -> Place
         )
     try:
         placement = Placement(
-            file.gpus, tuple(TablePlacement(t.table, t.rows, t.hot, t.warm, t.in_files) for t in file.tables), ranks
+            file.gpus,
+            tuple(TablePlacement(t.table, t.rows, t.hot, t.warm, t.in_files) for t in file.tables),
+            ranks,
+            math.inf if file.cold_reads is None else file.cold_reads,
         )
         placement.check(schema)
         for name, own in ranks.items():

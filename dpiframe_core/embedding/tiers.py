@@ -92,7 +92,8 @@ class Tiers:
                 warm = [own[p.hot - first : p.warm - first] for p, first, own in zip(places, firsts, cold, strict=True)]
                 self._shards = Shards(places, warm, placement.gpus, device, home.folder, name)
                 self._shards.refresh()
-            self.descriptors = descriptors([self._image(i) for i in range(2)], device, placement.host_bytes(schema))
+            far = placement.host_bytes(schema), placement.cold_reads
+            self.descriptors = descriptors([self._image(i) for i in range(2)], device, *far)
         except BaseException:
             self.close()
             raise

@@ -8,36 +8,27 @@
 #include <sched.h>
 #include <stddef.h>
 
-typedef struct Copy {
-    void (*piece)(const void *, int64_t);
-    const void *with;
-    int64_t pieces, next;
-    int joined, wanted;         // threads at work on it, and how many more may come
-    uint8_t done[MOST_PIECES];  // 1 behind the piece's writes
-    struct Copy *older;
-} Copy;
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t offered = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
-static Copy *copies;  // that others may join
+static SharedCopy *copies;  // that others may join
 static int begun;     // threads
 
-static int take(Copy *c, int64_t *i) { return (*i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < c->pieces; }
+static int take(SharedCopy *c, int64_t *i) { return (*i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < c->pieces; }
 
-static void copied(Copy *c, int64_t i) {
+static void copied(SharedCopy *c, int64_t i) {
     c->piece(c->with, i);
     __atomic_store_n(&c->done[i], 1, __ATOMIC_RELEASE);
 }
 
-static Copy *open_copy(void) {
-    for (Copy *c = copies; c; c = c->older)
+static SharedCopy *open_copy(void) {
+    for (SharedCopy *c = copies; c; c = c->older)
         if (c->wanted > 0 && __atomic_load_n(&c->next, __ATOMIC_RELAXED) < c->pieces) return c;
     return NULL;
 }
 
 static void *help(void *unused) {
     pthread_mutex_lock(&lock);
-    for (Copy *c;;) {
+    for (SharedCopy *c;;) {
         while ((c = open_copy()) == NULL) pthread_cond_wait(&offered, &lock);
         c->wanted--, c->joined++;
         pthread_mutex_unlock(&lock);
@@ -55,35 +46,32 @@ static void begin_threads(int threads) {  // under the lock
     }
 }
 
-static void offer(Copy *c, int threads) {
+void dpi_offer_copy(SharedCopy *c, int threads, int64_t pieces, void (*piece)(const void *, int64_t), const void *with) {
+    c->piece = piece, c->with = with, c->pieces = pieces, c->next = 0, c->joined = 0, c->wanted = threads;
+    for (int64_t i = 0; i < pieces; ++i) c->done[i] = 0;
     pthread_mutex_lock(&lock);
     begin_threads(threads);
-    c->wanted = threads, c->older = copies, copies = c;
+    c->older = copies, copies = c;
     pthread_mutex_unlock(&lock);
     pthread_cond_broadcast(&offered);
 }
 
-static void withdraw(Copy *c) {
+static void withdraw(SharedCopy *c) {
     pthread_mutex_lock(&lock);
-    Copy **at = &copies;
+    SharedCopy **at = &copies;
     while (*at != c) at = &(*at)->older;
     *at = c->older;
     while (c->joined) pthread_cond_wait(&left, &lock);
     pthread_mutex_unlock(&lock);
 }
 
-void dpi_share_copy(int threads, int64_t pieces, void (*piece)(const void *, int64_t), void (*told)(const void *, int64_t),
-                    const void *with) {
-    Copy copy;
-    copy.piece = piece, copy.with = with, copy.pieces = pieces, copy.next = 0, copy.joined = 0;
-    for (int64_t i = 0; i < pieces; ++i) copy.done[i] = 0;
-    offer(&copy, threads);
+void dpi_finish_copy(SharedCopy *c, void (*told)(const void *, int64_t)) {
     int64_t first = 0, before = 0;  // pieces that are done without a gap
-    for (int64_t i; first < pieces;) {
-        if (take(&copy, &i)) copied(&copy, i);
+    for (int64_t i; first < c->pieces;) {
+        if (take(c, &i)) copied(c, i);
         else sched_yield();  // the last pieces are with others
-        while (first < pieces && __atomic_load_n(&copy.done[first], __ATOMIC_ACQUIRE)) ++first;
-        if (first > before && first < pieces) told(with, before = first);
+        while (first < c->pieces && __atomic_load_n(&c->done[first], __ATOMIC_ACQUIRE)) ++first;
+        if (first > before && first < c->pieces) told(c->with, before = first);
     }
-    withdraw(&copy);
+    withdraw(c);
 }

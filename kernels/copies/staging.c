@@ -199,7 +199,7 @@ typedef struct {
     int64_t padding;  // rows behind the batch's
     int32_t *staged;  // the word that tells
     int64_t piece;    // rows that a thread copies at a time; 0: this one copies all
-    int threads;      // that may help
+    SharedCopy *copy; // of these pieces
 } Plan;
 
 static void tell(int32_t *staged, int64_t value) { __atomic_store_n(staged, (int32_t)value, __ATOMIC_RELEASE); }
@@ -236,13 +236,19 @@ static int64_t piece_of(const Batch *batch) {
     return piece;
 }
 
+// Has other threads begin, if they are to help: they wake up while the graph is launched.
+static void begin_to_stage(const Plan *plan, int threads) {
+    if (!plan->piece) return;
+    for (const Piece *p = plan->pieces; p < plan->pieces + plan->count; ++p) copy_contexts(plan->batch, p);
+    dpi_offer_copy(plan->copy, threads, (plan->batch->rows + plan->piece - 1) / plan->piece, copy_piece, plan);
+}
+
 static void stage(const void *with) {
     const Plan *plan = with;
     const Batch *batch = plan->batch;
     int64_t done = 0;
     if (plan->piece) {
-        for (const Piece *p = plan->pieces; p < plan->pieces + plan->count; ++p) copy_contexts(batch, p);
-        dpi_share_copy(plan->threads, (batch->rows + plan->piece - 1) / plan->piece, copy_piece, tell_pieces, plan);
+        dpi_finish_copy(plan->copy, tell_pieces);
         done = batch->rows;
     }
     for (const Piece *p = plan->pieces; !plan->piece && p < plan->pieces + plan->count; ++p) {
@@ -286,12 +292,14 @@ PyObject *dpi_replay_batch(PyObject *Py_UNUSED(module), PyObject *const *args, P
     }
     const int threads = given[2] < MOST_COPY_THREADS ? (int)given[2] : MOST_COPY_THREADS;
     const int64_t piece = good && threads ? piece_of(&batch) : 0;
-    const Plan plan = {&batch, pieces, held, bucket - batch.rows, staged, piece, threads};
+    SharedCopy copy;
+    const Plan plan = {&batch, pieces, held, bucket - batch.rows, staged, piece, &copy};
     if (good && within(&batch.out, batch.at[REQUEST_OF_ROW], 4 * plan.padding)) {
         int code;
         staged[STAGED_CONTEXTS - STAGED_ROWS] = (int32_t)batch.contexts;
         tell(staged, -1);
         Py_BEGIN_ALLOW_THREADS
+        begin_to_stage(&plan, threads);
         if (!ahead) stage(&plan);
         code = dpi_replayed(&replay, ahead ? stage : NULL, &plan);
         Py_END_ALLOW_THREADS

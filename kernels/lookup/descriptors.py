@@ -1,5 +1,6 @@
 """Where a model's embedding tables lie, as a lookup on a GPU reads it (unit_records.cuh): a table's rows in segments."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +66,8 @@ class Descriptors:
 
     tables: uint8[2 * n_tables * 48]; segments: uint8[2 * n_segments * 16]; out_of_range: int64[1], ids refused so far.
     tiers: whether some table has several segments, or ranks. Lookups are compiled for it. spread: bytes of the host's memory
-    over which the rows lie that are read there; beyond `REACH` lookups go table by table.
+    over which the rows lie that are read there, and cold_reads how many a scored row has of them in the mean: beyond `REACH`
+    many reads go table by table.
     """
 
     tables: torch.Tensor
@@ -73,6 +75,7 @@ class Descriptors:
     out_of_range: torch.Tensor
     tiers: bool
     spread: int = 0
+    cold_reads: float = math.inf
 
     @property
     def n_tables(self) -> int:
@@ -83,7 +86,9 @@ class Descriptors:
         return self.segments.numel() // (2 * _SEGMENT.itemsize)
 
 
-def descriptors(generations: Sequence[tuple[np.ndarray, np.ndarray]], device: torch.device, spread: int = 0) -> Descriptors:
+def descriptors(
+    generations: Sequence[tuple[np.ndarray, np.ndarray]], device: torch.device, spread: int = 0, cold_reads: float = math.inf
+) -> Descriptors:
     """On a device, of two generations of `segment_descriptors`."""
     tables, segments = (np.concatenate(images) for images in zip(*generations, strict=True))
     records = tables.view(TABLE)
@@ -91,7 +96,7 @@ def descriptors(generations: Sequence[tuple[np.ndarray, np.ndarray]], device: to
     on = partial(torch.Tensor.to, device=device)
     return Descriptors(
         on(torch.from_numpy(tables)), on(torch.from_numpy(segments)), torch.zeros(1, dtype=torch.int64, device=device), tiers,
-        spread,
+        spread, cold_reads,
     )  # fmt: skip
 
 

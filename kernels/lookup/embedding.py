@@ -129,7 +129,7 @@ class DeviceLookup:
             threads = (parts + len(bags.singles) if few else parts or len(bags.singles)) * team
             t = bag_tiling(rows, self.units, self.totals, threads, self._processors, pinned, tiers)
             if self._descriptors.spread > REACH:
-                t = far_tiling(rows, t, team, parts, self._processors)
+                t = far_tiling(rows, t, team, parts, self._processors, self._descriptors.cold_reads)
         else:
             t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request

@@ -1,7 +1,11 @@
 """How a lookup's launch on a GPU is cut into blocks and threads: plain arithmetic, fitted to measurements. Knows no tensors."""
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+
+# Of a launch of bags: with no more row by row is faster, 1,024 rows of 16 bags of 8 by a quarter (H200, 1.8 to 32 GB of cold rows).
+FEW_COLD_READS = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +93,16 @@ def bag_tiling(
     return Tiling(wanted, unit_threads, total_threads, group, *((4, 4) if narrow else (2, 8)))
 
 
-def far_tiling(rows: int, t: Tiling, team: int, parts: int, processors: int) -> Tiling:
+def far_tiling(rows: int, t: Tiling, team: int, parts: int, processors: int, cold_reads: float = math.inf) -> Tiling:
     """`bag_tiling` where rows are read over much of the host's memory. Threads take part after part, or single after single, of
     all rows of a block; so with few threads all blocks read the same one or two tables at a time. The fewer addresses are in
     use at once, the more of their translations are held near the GPU: 4,096 rows of 16 bags of 8, a quarter of the reads cold
     and spread over 1.5 GB, took 1,581 us and take 552 (H200, 13 tilings).
 
-    team: threads that take a part. parts: of a row; 0: there are singles alone, of which a team takes eight rows.
+    team: threads that take a part. parts: of a row; 0: there are singles alone, of which a team takes eight rows. cold_reads:
+    of a row; few of a launch do not pay for few threads, which have fewer rows in flight (`FEW_COLD_READS`).
     """
-    if rows < 4 * processors:  # what few rows wait for is the first read
+    if rows < 4 * processors or (parts and rows * cold_reads <= FEW_COLD_READS):  # few rows wait for the first read
         return t
     wanted = 16 if not parts else 4 if rows <= 8 * processors else 8
     threads = 2 * team * wanted if parts else 16 * team

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpiframe_core.embedding.place_rows import place_rows
-from dpiframe_core.embedding.placement import Links, Placement, TablePlacement, predicted_links, tier_reads
+from dpiframe_core.embedding.placement import Links, Placement, TablePlacement, predicted_links, tier_reads, uniform
 from dpiframe_core.embedding.row_counts import zipf_counts
 from dpiframe_core.errors import InputError
 from tests.dpiframe_core.embedding.plan_schema import counts_of, schema_of
@@ -49,11 +49,11 @@ def fastest(schema, counts, gpus, room, links):
 
 @settings(max_examples=60)
 @given(tasks(st.integers(1, 3), st.sampled_from([1, 8, 20]), in_order=True))
-def test_no_placement_is_faster_by_more_than_a_hundredth_and_the_row_at_which_a_tier_ends(task):
+def test_no_placement_is_faster_by_more_than_a_quarter_percent_and_the_row_at_which_a_tier_ends(task):
     schema, counts, gpus, room = task
     got = slowest_link(schema, counts, place_rows(schema, counts, gpus, room, FAST_LOCAL), FAST_LOCAL)
     row = max(FAST_LOCAL.moved(t.row_bytes) * int(counts.tables[t.name].max()) for t in schema.tables)
-    assert got <= 1.01 * (fastest(schema, counts, gpus, room, FAST_LOCAL) + row / FAST_LOCAL.host)
+    assert got <= 1.0025 * (fastest(schema, counts, gpus, room, FAST_LOCAL) + row / FAST_LOCAL.host)
 
 
 @settings(max_examples=60)
@@ -74,7 +74,7 @@ def test_neither_of_the_two_simple_placements_is_predicted_to_be_faster(gpus, ta
         other = Placement(gpus, tuple(TablePlacement(t.name, rows, hot, warm) for t in schema.tables))
         assert other.gpu_bytes(schema) <= fit * size * tables
         least = max(predicted_links(schema, counts, other, links)[1:])
-        assert max(predicted_links(schema, counts, placed, links)[1:]) <= 1.011 * least
+        assert max(predicted_links(schema, counts, placed, links)[1:]) <= 1.0035 * least
 
 
 @settings(max_examples=60)
@@ -85,8 +85,8 @@ def test_rows_of_one_size_are_placed_on_one_gpu_as_well_as_can_be(task):
     assert got == fastest(schema, counts, 1, room, FAST_LOCAL)
 
 
-def test_of_thousands_of_rows_no_two_thresholds_on_all_rows_in_order_are_faster_by_more_than_two_hundredths():
-    """A hundredth is given away for hot rows, the rest goes for the one row of each table that must be hot."""
+def test_of_thousands_of_rows_no_two_thresholds_on_all_rows_in_order_are_faster_by_more_than_a_hundredth():
+    """A quarter percent is given away for hot rows, the rest goes for the one row of each table that must be hot."""
     schema = schema_of((4000, 16), (3000, 64), (9000, 2))
     counts = zipf_counts(schema, 0.6)  # no row is so much wanted that a tier could not end near its best place
     sizes = np.concatenate([np.full(t.rows, t.row_bytes) for t in schema.tables])
@@ -102,7 +102,7 @@ def test_of_thousands_of_rows_no_two_thresholds_on_all_rows_in_order_are_faster_
             a, b = moved[hot], moved[min(warm, len(moved) - 1)]
             best = min(best, max((b - a) * (gpus - 1) / gpus / 1e11, (moved[-1] - b) / 1e10))
         _, *far = predicted_links(schema, counts, place_rows(schema, counts, gpus, room, links), links)
-        assert max(far) == pytest.approx(best, rel=0.02)
+        assert max(far) == pytest.approx(best, rel=0.01)
 
 
 @given(tasks(st.integers(1, 4), st.integers(1, 12), most_rows=60, most_tables=5))
@@ -212,8 +212,17 @@ def test_of_placements_as_fast_the_one_with_most_hot_rows_is_taken():
     alike = [Placement(2, (TablePlacement("t0", 10_000, h, h + 2 * (1000 - h)),)) for h in (1, hot, 2 * hot)]
     times = [slowest_link(schema, counts, p, links) for p in alike]
     assert placed.tables == alike[1].tables
-    assert hot > 20
-    assert times[1] <= 1.01 * times[0] < times[2]
+    assert hot > 5
+    assert times[1] <= 1.0025 * times[0] < times[2]
+
+
+@given(tasks(st.integers(1, 3), st.sampled_from([1, 8, 20])))
+def test_a_placement_says_how_many_reads_of_a_row_no_gpu_serves(task):
+    schema, counts, gpus, room = task
+    placed = place_rows(schema, counts, gpus, room, FAST_LOCAL)
+    cold = sum(t.cold for t in tier_reads(counts, placed).values())
+    assert placed.cold_reads == pytest.approx(cold / counts.rows)
+    assert uniform(schema, hot=False).cold_reads == np.inf  # nobody counted
 
 
 def test_too_little_memory_for_a_row_of_each_table_is_refused():

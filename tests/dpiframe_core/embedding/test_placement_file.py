@@ -20,7 +20,7 @@ PLACED = Placement(2, (TablePlacement("t0", 6, 1, 4), TablePlacement("t1", 3, 1,
 
 def same(a, b):
     return (
-        (a.gpus, a.tables, a.ranks.keys()) == (b.gpus, b.tables, b.ranks.keys())
+        (a.gpus, a.tables, a.ranks.keys(), a.cold_reads) == (b.gpus, b.tables, b.ranks.keys(), b.cold_reads)
         and all((a.ranks[name] == b.ranks[name]).all() and a.ranks[name].dtype == np.uint32 for name in a.ranks)
     )  # fmt: skip
 
@@ -36,7 +36,7 @@ def test_what_was_written_is_read(tmp_path_factory, data):
         tables.append(TablePlacement(t.name, t.rows, hot, hot if gpus == 1 else data.draw(st.integers(hot, t.rows))))
         if data.draw(st.booleans()):
             ranks[t.name] = np.array(data.draw(st.permutations(range(t.rows))), np.uint32)
-    placed = Placement(gpus, tuple(tables), ranks)
+    placed = Placement(gpus, tuple(tables), ranks, data.draw(st.just(np.inf) | st.floats(0, 1e6)))
     path = tmp_path_factory.mktemp("placements") / "folder" / "placed"
     write_placement(path, placed)
     assert same(read_placement(path, schema), placed)
@@ -83,6 +83,7 @@ def edited(path, **changes):
             "placement.json: format: got 'dpiframe-placement/2', expected 'dpiframe-placement/1'",
         ),
         ({"gpus": 0}, "placement.json: gpus: got 0, expected greater than or equal to 1"),
+        ({"cold_reads": -1}, "placement.json: cold_reads: got -1, expected greater than or equal to 0"),
         ({"gpus": "2"}, "placement.json: gpus: got '2', expected a valid integer"),
         ({"more": 1}, "placement.json: more: got 1, expected no such key"),
         ({"gpus": 1}, r"tables.t0: got \(1, 4\), expected no warm rows on a single GPU"),

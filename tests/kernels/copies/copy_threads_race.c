@@ -30,7 +30,9 @@ static void *caller(void *at) {
     Job j = {.to = malloc(MOST_PIECES * BYTES)};
     for (int turn = 0; turn < TURNS; ++turn) {
         j.turn = (unsigned char)turn, j.pieces = 1 + (turn * 21 + *(int *)at) % MOST_PIECES;
-        dpi_share_copy(1 + turn % 4, j.pieces, piece, told, &j);
+        SharedCopy copy;
+        dpi_offer_copy(&copy, 1 + turn % 4, j.pieces, piece, &j);
+        dpi_finish_copy(&copy, told);
         read_back(&j, j.pieces);
     }
     free(j.to);

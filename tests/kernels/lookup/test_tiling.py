@@ -131,3 +131,12 @@ def test_far_rows_are_taken_by_whole_warps_one_or_two_tables_at_a_time(rows, par
 def test_far_rows_are_cut_as_measured(rows, team, parts, expected):
     t = far_tiling(rows, bag_tiling(rows, 0, 0, (parts or 26) * team, 132, True, True), team, parts, 132)
     assert (t.rows, t.unit_threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "cold_reads", "by_table"), [(1024, 2.9, False), (1024, 3.0, True), (4096, 0.7, False), (4096, 0.8, True)]
+)
+def test_few_cold_reads_of_bags_are_taken_by_as_many_threads_as_near_ones(rows, cold_reads, by_table):
+    own = bag_tiling(rows, 0, 0, 128, 132, True, True)
+    assert (far_tiling(rows, own, 8, 16, 132, cold_reads) != own) == by_table
+    assert far_tiling(rows, own, 8, 0, 132, cold_reads) != own  # single ids gain from few threads even so
