@@ -223,7 +223,7 @@ class CudaLane:
 
         copied: whether rows of large batches are copied to the device first; None: while other lanes compute.
         """
-        rows = sum([b.rows for b in blocks])
+        rows = blocks[0].rows if len(blocks) == 1 else sum([b.rows for b in blocks])
         at = bisect_left(self.buckets, rows)
         if generation != self._generation:
             self._switch(generation)

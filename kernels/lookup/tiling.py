@@ -4,7 +4,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-# Of a launch of bags: with no more, row by row is faster, 1,024 rows of 16 bags of 8 by a quarter (H200, cold rows over 2 to 32 GB).
+# Of a launch of bags. With no more, row by row is faster: 1,024 rows of 16 bags of 8 by a quarter (H200, 2 to 32 GB cold).
 FEW_COLD_READS = 3000
 
 
