@@ -1,4 +1,4 @@
-"""Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, staging.c,
+"""Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, batch.c, staging.c,
 copy_threads.c, replay.c and those of kernels/columns as an extension module of CPython, which needs its headers; lookup.c,
 dense.c, layers.c, dot.c, row_copies.c, norms.c, recurrence.c, attention.c and field_attention.c as a library. Where they
 cannot be built, NumPy, torch and CuPy do the same, slower.
@@ -42,7 +42,7 @@ Columns = Sequence[list[Any] | tuple[Any, ...] | npt.NDArray[Any]]  # lists, arr
 
 class RequestExtension(Protocol):
     """What requests need of C, whose comments say what it does. `pack_ids` and `copy_numbers` give how many values are wrong,
-    the replays CUDA's error codes: 0 is well. All raise ValueError rather than go beyond a buffer; but the replays follow the
+    `replay` CUDA's error code: 0 is well. All raise ValueError rather than go beyond a buffer; but the replays follow the
     addresses that they are given.
     """
 
@@ -77,9 +77,9 @@ class RequestExtension(Protocol):
     ) -> int: ...
     def replay(self, given: bytes, words: int, /) -> int: ...
     def replay_batch(
-        self, given: bytes, words: int, bucket: int, ahead: bool, threads: int, out: Buffer, places: tuple[int, ...],
-        sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /,
-    ) -> int: ...  # fmt: skip
+        self, given: bytes, error: int, bucket: int, ahead: bool, threads: int, out: Buffer, places: tuple[int, ...],
+        sections: tuple[tuple[int, int], ...], /,
+    ) -> Callable[[int, Sequence[object]], None]: ...  # fmt: skip
 
 
 @cache
@@ -101,7 +101,7 @@ def cpu_library() -> ctypes.CDLL | None:
 def request_extension() -> RequestExtension | None:
     """The module of blocks.c and the files that it names, or None where it cannot be built (which is said once, in the log)."""
     columns = (f"columns/{name}.c" for name in ("cells", "columns", "texts", "arrow", "json_columns", "json_rows"))
-    names = ("cpu/blocks.c", "copies/staging.c", "copies/copy_threads.c", "runtime/replay.c", *columns)
+    names = ("cpu/blocks.c", "copies/batch.c", "copies/staging.c", "copies/copy_threads.c", "runtime/replay.c", *columns)
     return cast(RequestExtension | None, extension("kernels.cpu.blocks", names, "requests and graph replays"))
 
 

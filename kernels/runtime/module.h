@@ -1,4 +1,4 @@
-// What the parts of the CPython module share: blocks.c, which registers its functions, staging.c, replay.c
+// What the parts of the CPython module share: blocks.c, which registers its functions, batch.c, staging.c, replay.c
 // and those of kernels/columns.
 
 #ifndef DPI_MODULE_H
@@ -48,13 +48,14 @@ typedef struct {
     int64_t words;  // to look at; not given
 } Replay;
 
-// replay's arguments; gives whether they are some.
-int dpi_replay_of(PyObject *given, PyObject *words, Replay *out);
+// All but `words`, and these; give whether they are such.
+int dpi_replay_of(PyObject *given, Replay *out);
+int dpi_words_of(PyObject *words, Replay *out);
 // Launches the graph, calls `meanwhile` if there is one, whatever the launch gave, and waits; all without the GIL. Gives CUDA's
 // code.
 int dpi_replayed(const Replay *replay, void (*meanwhile)(const void *), const void *with);
 
-int dpi_names(void);  // of attributes, for staging.c
+int dpi_names(void);  // of attributes, for batch.c
 
 PyObject *dpi_arrow_columns(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_bags(PyObject *module, PyObject *const *args, Py_ssize_t count);

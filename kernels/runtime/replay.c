@@ -49,27 +49,30 @@ int dpi_replayed(const Replay *r, void (*meanwhile)(const void *), const void *w
     return code || (r->most && came(r->done, r->words, wanted)) ? code : r->synchronize(r->stream);
 }
 
-int dpi_replay_of(PyObject *given, PyObject *words, Replay *out) {
+int dpi_replay_of(PyObject *given, Replay *out) {
     const Py_ssize_t size = offsetof(Replay, words);
-    out->words = PyLong_AsLongLong(words);
     Py_buffer bytes;
-    if ((out->words == -1 && PyErr_Occurred()) || PyObject_GetBuffer(given, &bytes, PyBUF_SIMPLE)) return 0;
+    if (PyObject_GetBuffer(given, &bytes, PyBUF_SIMPLE)) return 0;
     const Py_ssize_t got = bytes.len;
     if (got == size) memcpy(out, bytes.buf, size);
     PyBuffer_Release(&bytes);
-    if (got != size)
-        PyErr_Format(PyExc_ValueError, "replay: got %zd bytes, expected %zd", got, size);
-    else if (out->most && (out->words < 1 || out->words > out->most))
+    if (got != size) PyErr_Format(PyExc_ValueError, "replay: got %zd bytes, expected %zd", got, size);
+    return got == size;
+}
+
+int dpi_words_of(PyObject *words, Replay *out) {
+    out->words = PyLong_AsLongLong(words);
+    if (out->words == -1 && PyErr_Occurred()) return 0;
+    const int good = !out->most || (out->words >= 1 && out->words <= out->most);
+    if (!good)
         PyErr_Format(PyExc_ValueError, "words: got %lld, expected 1 to %lld", (long long)out->words, (long long)out->most);
-    else
-        return 1;
-    return 0;
+    return good;
 }
 
 // replay(given, words): `given` is a Replay; until so many words of `done` are one more than the first was. Gives CUDA's code.
 PyObject *dpi_replay(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Replay replay;
-    if (!counted(count, 2) || !dpi_replay_of(args[0], args[1], &replay)) return NULL;
+    if (!counted(count, 2) || !dpi_replay_of(args[0], &replay) || !dpi_words_of(args[1], &replay)) return NULL;
     int code;
     Py_BEGIN_ALLOW_THREADS
     code = dpi_replayed(&replay, NULL, NULL);

@@ -6,6 +6,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,15 +73,20 @@ def replay_batch(
     functions, cuda = c_build.request_extension(), cuda or _runtime()
     if functions is None or cuda is None:
         return None
-    given = _given(exec_, stream, done, cuda)
-    return lambda words, blocks: _check(cuda, functions.replay_batch(given, words, bucket, ahead, threads, *stage, blocks))
+    return functions.replay_batch(
+        _given(exec_, stream, done, cuda), _address(cuda.cudaGetErrorString), bucket, ahead, threads, *stage
+    )
 
 
 def _given(exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL) -> bytes:
     """Replay of module.h."""
-    calls = (ctypes.cast(f, ctypes.c_void_p).value for f in (cuda.cudaGraphLaunch, cuda.cudaStreamSynchronize))
+    calls = map(_address, (cuda.cudaGraphLaunch, cuda.cudaStreamSynchronize))
     watched = (0, 0) if done is None else (done.ctypes.data, done.size)
     return struct.pack("5Pq", *calls, exec_, stream, *watched)
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _check(cuda: ctypes.CDLL, code: int) -> None:

@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,6 +72,7 @@ int cudaStreamSynchronize(void *stream) {
 IDLE = """
 int cudaGraphLaunch(void *exec, void *stream) { return 0; }
 int cudaStreamSynchronize(void *stream) { return 0; }
+const char *cudaGetErrorString(int code) { return "none"; }
 """
 
 
@@ -237,10 +239,10 @@ FAULTS = {
     "no block": (AttributeError, "no attribute 'rows'", {"blocks": [GOOD, None]}),
     "no blocks": (TypeError, "not iterable", {"blocks": None}),
     "a block that ends too soon": (ValueError, "expected some of", {"blocks": [GOOD, cut(GOOD)]}),
-    "more rows than the bucket": (ValueError, "batch: got 9 rows at .*, expected at most 8 at whole words", {"bucket": 8}),
+    "more rows than the bucket": (ValueError, "batch: got 9 rows, expected at most 8", {"bucket": 8}),
     "a bucket beyond the memory": (ValueError, "expected some of", {"bucket": 4000}),
     "no bucket": (TypeError, "integer", {"bucket": None}),
-    "memory at no whole words": (ValueError, "expected at most 64 at whole words", {"shift": 1}),
+    "memory at no whole words": (ValueError, "expected it at whole words", {"shift": 1}),
     "memory without a header": (ValueError, "got bytes 0 to 64, expected some of 63", {"size": 63, "blocks": []}),
     "five places": (TypeError, "expected a tuple of six offsets", {"places": GOOD.places[:5]}),
     "a section that is none": (ValueError, "expected 1 to 4", {"sections": ((5, 8),)}),
@@ -257,12 +259,12 @@ def test_what_cannot_be_a_batch_is_refused_before_the_launch(library, fault):
     done, memory = np.zeros(8, np.int32), staged.stage.buffer
     shift, size = change.get("shift", 0), change.get("size", memory.size)
     where = memory[shift:size], change.get("places", staged.stage.places), change.get("sections", LAYOUT.sections)
-    run = replay_batch(1, 2, done, change.get("bucket", 64), where, ahead=True, cuda=library)
     before = memory.tobytes()
+    batches = partial(replay_batch, 1, 2, done, stage=where, ahead=True, cuda=library)
 
     def call():
         with pytest.raises(error, match=message):
-            run(change.get("words", 1), change.get("blocks", [GOOD]))
+            batches(change.get("bucket", 64))(change.get("words", 1), change.get("blocks", [GOOD]))
 
     call()
     held = [GOOD, GOOD.buffer, GOOD.places, *where]
@@ -272,6 +274,23 @@ def test_what_cannot_be_a_batch_is_refused_before_the_launch(library, fault):
     assert [sys.getrefcount(each) for each in held] == counts
     assert memory.tobytes() == before
     assert staged["launches"] == 0
+
+
+def test_a_function_of_batches_takes_words_and_blocks(library):
+    where = GOOD.buffer, GOOD.places, LAYOUT.sections
+    run = replay_batch(1, 2, None, 64, where, ahead=False, cuda=library)
+    with pytest.raises(TypeError, match="arguments: got 1, expected 2"):
+        run(1)
+    assert sys.getrefcount(run) == 2
+
+
+def test_the_memory_is_held_as_long_as_the_function(library):
+    memory = bytearray(GOOD.buffer.size)
+    run = replay_batch(1, 2, None, 64, (memory, GOOD.places, LAYOUT.sections), ahead=False, cuda=library)
+    with pytest.raises(BufferError):
+        memory.clear()
+    del run
+    memory.clear()
 
 
 def test_staging_keeps_no_reference_to_what_it_read(library):
@@ -285,8 +304,8 @@ def test_staging_keeps_no_reference_to_what_it_read(library):
 
 def test_what_is_no_replay_is_refused():
     with pytest.raises(ValueError, match="replay: got 3 bytes, expected 48"):
-        c_build.request_extension().replay_batch(b"abc", 1, 64, True, 0, bytearray(64), GOOD.places, (), [])
-    with pytest.raises(TypeError, match="arguments: got 2, expected 9"):
+        c_build.request_extension().replay_batch(b"abc", 1, 64, True, 0, bytearray(64), GOOD.places, ())
+    with pytest.raises(TypeError, match="arguments: got 2, expected 8"):
         c_build.request_extension().replay_batch(bytes(48), 1)
 
 

@@ -1,0 +1,33 @@
+// A batch that blocks are joined into, row by row, in memory that a device reads in place.
+
+#ifndef DPI_BATCH_H
+#define DPI_BATCH_H
+
+#include "runtime/module.h"
+
+enum { PLACES = 6, REQUEST_OF_ROW = 0 };  // of RowBlock.places; odd sections have a row a context, even ones a row a row
+
+typedef struct {
+    Py_buffer out;
+    Py_ssize_t sections;
+    int64_t section[PLACES][2];  // index among places, and bytes a row or context
+    int64_t at[PLACES];          // where the next row or context goes
+    int64_t rows, contexts;      // so far
+    int past_caches;             // whether rows go to memory past the host's caches, see put
+} Batch;
+
+// A block whose bytes were checked, and where in the batch they go.
+typedef struct {
+    Py_buffer from;
+    int64_t places[PLACES], at[PLACES], begin, rows, contexts;  // begin: its first row in the batch
+    int32_t first, shift;  // context of the batch; and what makes such a one of the block's own
+} Piece;
+
+// An empty batch, from (out, places, sections); holds the first if it gives 1.
+int dpi_opened(PyObject *const *args, Batch *batch);
+// One block behind those before it; holds its memory if it gives 1.
+int dpi_appended(Batch *batch, PyObject *block, Piece *piece);
+void dpi_copy_contexts(const Batch *batch, const Piece *p);
+void dpi_copy_rows(const Batch *batch, const Piece *p, int64_t first, int64_t rows);
+
+#endif
