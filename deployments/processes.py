@@ -1,4 +1,4 @@
-"""Processes of this host: the cores that ours may run on, and those of a private Ray cluster, which it may leave behind."""
+"""Processes of this host: how many threads ours may have, and those of a private Ray cluster, which it may leave behind."""
 
 import contextlib
 import faulthandler
@@ -23,17 +23,12 @@ _DESCRIPTORS = 8_704  # as many as the listeners of a process, or a HAProxy of 4
 _RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
 
 
-def cores() -> int:
-    """That this process may run on: with taskset or in a cpuset, fewer than the host has."""
-    return len(os.sched_getaffinity(0))
-
-
-def proxy_threads() -> int:
-    """Of a HAProxy on these cores: three for eight, as a binary request takes it about as long as it takes an ingress and the
-    engine together; two at least, one alone where a second would take time from the few cores, and no more than it starts with.
+def proxy_threads(cores: int) -> int:
+    """Of a HAProxy that may use so many cores: three for eight, as a binary request takes it about as long as it takes an
+    ingress and the engine together; two at least, one alone where a second would take time from the few cores, and no more than
+    it starts with.
     """
-    here = cores()
-    return min(max(1 if here < 4 else 2, here * 3 // 8), _MOST_PROXY_THREADS)
+    return min(max(1 if cores < 4 else 2, cores * 3 // 8), _MOST_PROXY_THREADS)
 
 
 def make_room_for_descriptors() -> None:

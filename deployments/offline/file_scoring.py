@@ -13,10 +13,10 @@ import torch
 from deployments.offline.chunk_scorer import ChunkScorer, ScoredChunk
 from deployments.offline.score_job import Progress, ScoreJob, plan_job
 from deployments.offline.scored_file import ScoreReport, scored_file
-from deployments.processes import cores
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.files.row_files import Chunk, iter_chunks
 from dpiframe_core.machine.one_thread import one_thread
+from kernels.runtime.cores import usable_cores
 
 
 def score_file(job: ScoreJob, progress: Progress, threads: int = 0) -> ScoreReport:
@@ -32,7 +32,7 @@ def score_file(job: ScoreJob, progress: Progress, threads: int = 0) -> ScoreRepo
     bundle = read_bundle(job.bundle)
     plan = plan_job(job, bundle.manifest)
     on_cpu = job.device == "cpu" or not torch.cuda.is_available()
-    threads = threads or (cores() if on_cpu else 4)
+    threads = threads or (usable_cores() if on_cpu else 4)
     with (
         one_thread() if on_cpu else nullcontext(),  # a core for each chunk: sharing one layer, they wait after every layer
         closing(ChunkScorer(job, plan, bundle, threads if on_cpu else 2)) as scorer,

@@ -24,9 +24,10 @@ import pyarrow as pa
 from deployments.offline.score_job import Progress, ScoreJob, ScorePlan, plan_job
 from deployments.offline.scored_file import ScoreReport, scored_file
 from deployments.private_ray import idle_processes_left_out
-from deployments.processes import cores, killed_after
+from deployments.processes import killed_after
 from dpiframe_core.errors import DPIFrameError, InputError
 from dpiframe_core.files.row_files import RowFile, iter_chunks, row_groups
+from kernels.runtime.cores import usable_cores
 
 # Columns that travel with the rows: number in the file, scores, labels; unknown values of a chunk, told with its first row.
 _ROW, _SCORE, _LABEL, _OOV = "__row", "__score_", "__label_", "__oov"
@@ -187,7 +188,7 @@ def _cluster(address: str | None, workers: int) -> Iterator[None]:
         else:
             with idle_processes_left_out():
                 ray.init(
-                    address="local", num_cpus=max(cores(), workers + 1), include_dashboard=False,
+                    address="local", num_cpus=max(usable_cores(), workers + 1), include_dashboard=False,
                     object_store_memory=_STORE_BYTES, _node_ip_address="127.0.0.2", _temp_dir=str(state / "ray"), **quiet,
                 )  # fmt: skip
         yield

@@ -20,7 +20,7 @@ from deployments.config import DeploymentConfig
 from deployments.host_sockets.listening import SocketFile
 from deployments.preflight.named_files import require_files
 from deployments.private_ray import idle_processes_left_out, undisturbed_init
-from deployments.processes import cores, killed_after, processes_of
+from deployments.processes import killed_after, processes_of
 from deployments.serve.host import (
     end_leftovers,
     free_ports,
@@ -33,6 +33,7 @@ from deployments.serve.host import (
 from deployments.serve.serve_settings import FLAGS, serve_settings
 from deployments.signals import interrupts_deferred, uninterrupted
 from dpiframe_core.errors import ConfigError, DPIFrameError
+from kernels.runtime.cores import usable_cores
 
 _LOOPBACK = "127.0.0.2"  # Ray swaps 127.0.0.1 for the host's outer address; this one it leaves alone
 _OBJECT_STORE_BYTES = 80 * 2**20  # requests never touch it; Ray refuses less than 75 MiB
@@ -125,7 +126,7 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
                     config.metrics.port,
                     windows[3],
                     address="local",
-                    num_cpus=max(cores(), math.ceil(config.cpus)),
+                    num_cpus=max(usable_cores(), math.ceil(config.cpus)),
                     num_gpus=0 if config.device == "cpu" else None,
                     include_dashboard=False,
                     object_store_memory=_OBJECT_STORE_BYTES,

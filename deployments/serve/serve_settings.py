@@ -8,6 +8,7 @@ from deployments.config import DeploymentConfig
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.processes import proxy_threads
 from deployments.serve.host import WINDOW, free_ports
+from kernels.runtime.cores import usable_cores
 
 FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
 # What a service can do without, but not as fast; see docs/serving.md.
@@ -29,7 +30,7 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
     proxy = state / "haproxy"
     ours = {  # unless the user has his own
         **FASTER,
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(proxy_threads()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(proxy_threads(usable_cores())),
         # Serve's default, 0.1, is two fifths of the CPU time that an idle service takes. A start takes 1 s longer.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         # libgomp spins between parallel regions; with HTTP on the same cores a region then waits for a whole time slice.

@@ -20,6 +20,7 @@ from deployments.processes import make_room_for_descriptors, proxy_threads
 from deployments.signals import uninterrupted
 from deployments.tls.haproxy_file import haproxy_file
 from dpiframe_core.errors import ConfigError
+from kernels.runtime.cores import usable_cores
 
 log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None)
@@ -84,7 +85,7 @@ class TlsFront:
         self._folder, self._pem = folder, folder / "certificate.pem"
         self._seen = self._look()
         self._write_certificate()
-        grpc, threads = None if config.grpc is None else config.grpc.port, proxy_threads()
+        grpc, threads = None if config.grpc is None else config.grpc.port, proxy_threads(usable_cores())
         text = haproxy_file(tls, folder, self._pem, config.http.port, grpc, threads, config.drain_s)
         (folder / "haproxy.cfg").write_text(text)
         self._command = [get_haproxy_binary(), "-db", "-f", str(folder / "haproxy.cfg")]

@@ -8,7 +8,6 @@ law of exponent 1.4 took 1.4 times as long as with those rows hot).
 """
 
 import math
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from dpiframe_core.embedding.row_counts import Counts, RowCounts
 from dpiframe_core.errors import InputError
 from dpiframe_core.far_rows.id_groups import id_groups
 from dpiframe_core.features.schema import FeatureSchema
+from kernels.runtime.cores import usable_cores
 
 _ROUNDED = 1 + 1e-15  # what three roundings take from a count at most, so that a row is not wanted more than itself
 _AS_GOOD = 1.0025  # within that more rows are made hot, which need no other GPU. Within 1 % was too much: where the host's link
@@ -96,7 +96,7 @@ def _least_held(schema: FeatureSchema, warm: Rows) -> Rows:
 
 def _each(function: Callable[[Counts], _Made], arrays: Iterable[Counts]) -> list[_Made]:
     """NumPy frees the interpreter while it counts and sorts."""
-    with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
+    with ThreadPoolExecutor(min(_MOST_THREADS, usable_cores())) as pool:
         return list(pool.map(function, arrays))
 
 

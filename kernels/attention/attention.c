@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "cpu/openmp_pool.h"
-#include "runtime/products.h"
+#include "attention/products.h"
 
 enum { STEPS = 32, MOST_DIM = 128, MOST_UNITS = 128, MOST_LENGTH = 1024, ROWS = 4 };  // STEPS: at a time; ROWS: that a thread takes
 enum { IDENTITY, RELU, SIGMOID, TANH, LEAKY_RELU, PRELU, DICE };

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cpu/openmp_pool.h"
-#include "runtime/products.h"
+#include "attention/products.h"
 
 enum { MOST_FIELDS = 64, MOST_INPUTS = 64 + 1, MOST_SIZE = 32, ROWS = 4 };  // ROWS: that a thread takes at a time
 

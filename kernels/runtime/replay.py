@@ -2,7 +2,6 @@
 
 import ctypes
 import logging
-import os
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.runtime import c_build
+from kernels.runtime.cores import usable_cores
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def stages() -> bool:
 
 def copy_threads() -> int:
     """How many threads may help to copy a large batch: a fourth of the process's cores, none of few."""
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 32) // 4
+    return min(usable_cores(), 32) // 4
 
 
 def replay(

@@ -5,7 +5,6 @@ A file is named by room and stem, such as "waves/chain"; headers are included by
 
 import ctypes
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from threading import Lock
 from typing import Any, NamedTuple, Self
 
 from kernels.runtime.code_cache import find_code, store_code
+from kernels.runtime.cores import usable_cores
 
 log = logging.getLogger(__name__)
 FOLDER = Path(__file__).resolve().parents[1]
@@ -83,7 +83,7 @@ def loading(wanted: Iterable[KernelSource]) -> Iterator[None]:
     In the end all are there. NVRTC takes a core for a sixth to half of a second; of three and more one is left for what is
     done meanwhile.
     """
-    cores, begun = len(os.sched_getaffinity(0)), dict[KernelSource, Future[Any]]()
+    cores, begun = usable_cores(), dict[KernelSource, Future[Any]]()
     threads = ThreadPoolExecutor(min(_MOST_THREADS, max(2, cores - 1)))
     try:
         for one in wanted:

@@ -22,6 +22,7 @@ from deployments.serve.host import WINDOW, free_ports, port_windows
 from deployments.serve.launcher import _cause, _has_replica
 from deployments.serve.serve_settings import FASTER, FLAGS, serve_settings
 from dpiframe_core.errors import ConfigError
+from kernels.runtime.cores import usable_cores
 from tests import run_guard
 from tests.deployments.own_ports import own_port
 from tests.deployments.server_process import DPIFRAME, Server
@@ -190,7 +191,10 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
 def test_what_the_user_sets_himself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str) -> None:
     config = parse_config({"models": [{"path": "models/x"}]}, "test")
     monkeypatch.delenv(name, raising=False)
-    ours = FASTER | {"RAY_SERVE_HAPROXY_NBTHREAD": str(proxy_threads()), "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5"}
+    ours = FASTER | {
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(proxy_threads(usable_cores())),
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    }
     assert serve_settings(config, tmp_path, WINDOWS)[name] == ours[name]
     monkeypatch.setenv(name, theirs)
     assert serve_settings(config, tmp_path, WINDOWS)[name] == theirs
