@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from dpiframe_core.errors import ConfigError
+from dpiframe_core.errors import ConfigError, InputError
 from dpiframe_core.strict import Name, Strict
 from dpiframe_core.strict_yaml import load_yaml
 
@@ -52,7 +52,11 @@ def new_token(name: str, scopes: Sequence[str]) -> tuple[str, Token]:
         InputError: the name or a scope is none.
     """
     secret = _PREFIX + secrets.token_urlsafe(32)
-    return secret, Token(name=name, scopes=tuple(dict.fromkeys(scopes)), sha256=hashlib.sha256(secret.encode()).hexdigest())
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    try:
+        return secret, Token(name=name, scopes=tuple(dict.fromkeys(scopes)), sha256=digest)
+    except InputError as error:
+        raise error.at("scope" if "scopes" in error.where else "name") from None
 
 
 def head_of(digest: bytes) -> bytes:
