@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in, shares_in
-from deployments.processes import cores
 from dpiframe_core.engine.options import DEFAULT_PRECISION
+from kernels.runtime.cores import usable_cores
 
 app = typer.Typer()
 _OURS = "dpiframe,dpiframe-fanin,dpiframe-direct,dpiframe-fanin-direct,dpiframe-unix"
@@ -43,7 +43,7 @@ def serving(
     from benchmarks.serving import serving as serving_suite
 
     run = Run("serving", device, seed, out, append)
-    here, counts = cores(), numbers_in(gpus)
+    here, counts = usable_cores(), numbers_in(gpus)
     plan = serving_suite.Plan(
         bundle=bundle, hidden=numbers_in(hidden), device=run.device.type, precision=DEFAULT_PRECISION[run.device.type],
         systems=names_in(systems), forms=names_in(forms), candidates=numbers_in(candidates),
@@ -80,7 +80,7 @@ def request_budget(
     run = Run("request_budget", device, seed, out, append)
     plan = budget.Plan(
         bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], system=system,
-        ingress=ingress or max(2, cores() // 2), forms=names_in(forms), candidates=numbers_in(candidates),
+        ingress=ingress or max(2, usable_cores() // 2), forms=names_in(forms), candidates=numbers_in(candidates),
         connections=numbers_in(connections), offered=shares_in(offered), ways=names_in(ways),
         load_processes=load_processes, seconds=seconds, seed=seed,
     )  # fmt: skip

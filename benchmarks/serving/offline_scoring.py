@@ -24,11 +24,11 @@ from benchmarks.workloads.models import workload
 from benchmarks.workloads.workload import CRITEO, Form, Workload
 from deployments.offline.file_scoring import score_file
 from deployments.offline.score_job import ScoreJob
-from deployments.processes import cores
 from dpiframe_core.bundle.bundle import write_bundle
 from dpiframe_core.bundle.manifest import Provenance
 from dpiframe_core.graph.architecture import DCNv2
 from kernels.dense.linear import matmul_precision
+from kernels.runtime.cores import usable_cores
 
 SIZES = tuple(min(n, 10_000) for n in CRITEO[:26])
 MODEL = DCNv2(cross_layers=2, hidden_units=(64, 32))
@@ -107,7 +107,7 @@ def _job(folder: Path, w: Workload, rows: int, device: torch.device, seed: int) 
 
 def _eager(job: ScoreJob, w: Workload, device: torch.device) -> float:
     """Rows a second of the script."""
-    torch.set_num_threads(cores())
+    torch.set_num_threads(usable_cores())
     model = _on(w, device).module(Form(stacked=False))
     start, rows = time.perf_counter(), 0
     writer: pq.ParquetWriter | None = None

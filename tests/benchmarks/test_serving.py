@@ -33,8 +33,8 @@ from benchmarks.timing import Times
 from deployments.config import parse_config
 from deployments.demo.export import build_demo_bundle
 from deployments.demo.train import TrainingPlan
-from deployments.processes import cores
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
+from kernels.runtime.cores import usable_cores
 
 pytestmark = pytest.mark.bulk
 
@@ -313,7 +313,7 @@ def test_scaling_is_judged_by_model_beside_what_the_cores_give():
 def test_a_gpus_share_of_the_cores_is_all_that_a_benchmark_and_its_servers_have():
     before = os.sched_getaffinity(0)
     with on_cores(1):
-        assert cores() == len(os.sched_getaffinity(0)) == 1
+        assert usable_cores() == len(os.sched_getaffinity(0)) == 1
     assert os.sched_getaffinity(0) == before
     with pytest.raises(ValueError, match=f"cores: got 9999, expected at most {len(before)}"), on_cores(9999):
         pass

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
-from deployments.processes import cores
 from dpiframe_core.engine.options import DEFAULT_PRECISION
+from kernels.runtime.cores import usable_cores
 
 app = typer.Typer()
 
@@ -36,7 +36,7 @@ def serving_stages(
     run = Run("serving_stages", device, seed, out, append)
     plan = request_budget.Plan(
         bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], system=system,
-        ingress=ingress or max(2, cores() // 2), forms=names_in(forms), candidates=numbers_in(candidates),
+        ingress=ingress or max(2, usable_cores() // 2), forms=names_in(forms), candidates=numbers_in(candidates),
         connections=numbers_in(connections), offered=(), ways=names_in(ways),
         load_processes=load_processes, seconds=seconds, seed=seed,
     )  # fmt: skip

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, shares_in
-from deployments.processes import cores
 from dpiframe_core.engine.options import DEFAULT_PRECISION
+from kernels.runtime.cores import usable_cores
 
 app = typer.Typer()
 
@@ -36,7 +36,7 @@ def stalls(
     run = Run("stalls", device, seed, out, append)
     plan = stalls_suite.Plan(
         bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], system=system,
-        ingress=ingress or max(1, cores() // 4), candidates=candidates, connections=connections,
+        ingress=ingress or max(1, usable_cores() // 4), candidates=candidates, connections=connections,
         offered=shares_in(offered), ways=names_in(ways), beside=stalls_suite.known(names_in(beside)), turns=turns,
         load_processes=load_processes,
         seconds=seconds, seed=seed,
