@@ -29,7 +29,7 @@ def tiers_gpus(
     systems: Annotated[str, typer.Option(help="of the grid")] = _SYSTEMS,
     alone: Annotated[bool, typer.Option(help="the grid on one GPU too")] = True,
     zipfs: Annotated[str, typer.Option(help="of the three placements")] = "0.8,1.1,1.4",
-    hbm_mib: Annotated[int, typer.Option(help="of each GPU for the three placements")] = 256,
+    hbm_mib: Annotated[int, typer.Option(help="of each GPU for each of the three placements, which lie there at once")] = 256,
     times_hbm: Annotated[str, typer.Option(help="sizes of their tables")] = "0.5,1,2,4,8",
     large_gb: Annotated[float, typer.Option(help="of tables")] = 4,
     large_hbm_gb: Annotated[float, typer.Option(help="of each GPU for them")] = 1,

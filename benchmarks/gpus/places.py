@@ -7,11 +7,11 @@ Systems: `replicated`, every GPU holds the rows read most, as many as fit, and r
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from benchmarks.gpus.group import Group
-from benchmarks.gpus.one_sided import bags, compiled, held, lookup_over, measured, table_values
+from benchmarks.gpus.one_sided import Bags, Tables, bags, compiled, held, lookup_over, measured, table_values
 from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import Failed
 from benchmarks.timing import Times
@@ -19,12 +19,22 @@ from benchmarks.workloads.blocks import drawn_blocks
 from dpiframe_core.embedding.place_rows import place_rows
 from dpiframe_core.embedding.placement import Links, Placement, TablePlacement, tier_reads
 from dpiframe_core.embedding.row_counts import RowCounts, zipf_counts
+from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
+from kernels.lookup.embedding import DeviceLookup
 
 SYSTEMS = ("replicated", "partitioned", "one-sided")
 _BATCHES = 4
 _TURNS = 5
 Found = tuple[Times, float, float]  # see `measured`
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    placement: Placement
+    store: EmbeddingStore
+    lookup: DeviceLookup
 
 
 def run(
@@ -53,30 +63,43 @@ def run(
             blocks = {b: drawn_blocks(own.schema, b, _BATCHES, exponent=zipf, seed=first + b) for b in batches}
             cell = {"gpus": group.size, "tables": tables, "rows": rows, "dim": dim, "zipf": zipf, "pooling": pooling,
                     "hbm_mib": hbm_bytes >> 20, "times_hbm": factor}  # fmt: skip
-            placements = {s: placed(s, own.schema, counts, group.size, hbm_bytes, links) for s in SYSTEMS}
-            try:
-                with ExitStack() as stack:
-                    stores = {s: stack.enter_context(held(group, own.schema, values, p)) for s, p in placements.items()}
-                    lookups = {s: lookup_over(store, own.plan) for s, store in stores.items()}
-                    compiled(group, list(lookups.values()), batches, pinned=True)
-                    for batch in batches:
-                        found = _in_turns(
-                            {s: partial(measured, group, lookups[s], own, values, blocks[batch], store.generation,
-                                        seconds / _TURNS, pinned=True) for s, store in stores.items()}
-                        )  # fmt: skip
-                        for s, (times, us, error) in found.items():
-                            yield record("tiers", s, batch=batch, cell=cell, times=times, device_us=us,
-                                         max_abs_err=group.most(error), device_bytes=stores[s].bytes_used,
-                                         host_bytes=stores[s].host_bytes, reads=_reads(counts, placements[s]))  # fmt: skip
-            except Exception as failure:
-                failed(f"placements {cell}", failure)
+            with ExitStack() as stack:
+                there: dict[str, _Held] = {}
+                for system in SYSTEMS if group.size > 1 else ("replicated", "one-sided"):
+                    try:
+                        placement = placed(system, own.schema, counts, group.size, hbm_bytes, links)
+                        store = stack.enter_context(held(group, own.schema, values, placement))
+                        there[system] = _Held(placement, store, lookup_over(store, own.plan))
+                    except Exception as failure:
+                        failed(f"{system} {cell}", failure)
+                compiled(group, [one.lookup for one in there.values()], batches, pinned=True)
+                for batch in batches:
+                    measure = partial(_measured, group, own, values, blocks[batch], seconds / _TURNS)
+                    for s, found in in_turns({s: partial(measure, one) for s, one in there.items()}, failed).items():
+                        (times, us, error), one = found, there[s]
+                        yield record("tiers", s, batch=batch, cell=cell, times=times, device_us=us,
+                                     max_abs_err=group.most(error), device_bytes=one.store.bytes_used,
+                                     host_bytes=one.store.host_bytes, reads=_reads(counts, one.placement))  # fmt: skip
             group.wait()
 
 
-def _in_turns(systems: Mapping[str, Callable[[], Found]]) -> dict[str, Found]:
-    """Of each system the turn with the middle p50, which is the same in all processes: turns differ by some percent."""
-    turns = [{s: measure() for s, measure in systems.items()} for _ in range(_TURNS)]
-    return {s: sorted((turn[s] for turn in turns), key=lambda found: found[0].p50_us)[_TURNS // 2] for s in systems}
+def _measured(group: Group, of: Bags, tables: Tables, blocks: Sequence[RowBlock], seconds: float, one: _Held) -> Found:
+    return measured(group, one.lookup, of, tables, blocks, one.store.generation, seconds, pinned=True)
+
+
+def in_turns(systems: Mapping[str, Callable[[], Found]], failed: Failed) -> dict[str, Found]:
+    """Of each system the turn with the middle p50, which is the same in all processes: turns differ by some percent. One that
+    fails takes no part any more.
+    """
+    turns: dict[str, list[Found]] = {s: [] for s in systems}
+    for _ in range(_TURNS):
+        for s in [*turns]:
+            try:
+                turns[s].append(systems[s]())
+            except Exception as failure:
+                failed(f"{s}, one of its turns", failure)
+                del turns[s]
+    return {s: sorted(own, key=lambda found: found[0].p50_us)[_TURNS // 2] for s, own in turns.items()}
 
 
 def placed(system: str, schema: FeatureSchema, counts: RowCounts, gpus: int, hbm_bytes: int, links: Links) -> Placement:

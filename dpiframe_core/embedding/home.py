@@ -1,6 +1,7 @@
 """From what an operator says, how much of a GPU's memory or a plan, to where each row lies."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpiframe_core.embedding.hot_rows import place_bytes
@@ -61,6 +62,7 @@ def home_of(
     else:
         host = None if host_gib is None else int(host_gib * 2**30)
         found = _placed(schema, int((hbm_gib or 0) * 2**30), host, moves=replan_s is not None)
+        found = replace(found, cold_reads=math.inf)  # nobody counted any
     return Home(
         found, name, None if folder is None else Path(folder), int(ahead_mib * 2**20), source, replan_s, int(replan_mib * 2**20)
     )

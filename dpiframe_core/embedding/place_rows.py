@@ -27,8 +27,7 @@ from dpiframe_core.features.schema import FeatureSchema
 from kernels.runtime.cores import usable_cores
 
 _ROUNDED = 1 + 1e-15  # what three roundings take from a count at most, so that a row is not wanted more than itself
-_AS_GOOD = 1.0025  # within that more rows are made hot, which need no other GPU. Within 1 % was too much: where the host's link
-# bounds, those rows took 4 % of a lookup (two H200s, tables eight times a GPU's memory, 4,096 rows)
+_AS_GOOD = 1.0025  # within that more rows are made hot, which need no other GPU; 1 % was too much where the host's link bounds
 _MOST_THREADS = 4  # each takes some 20 bytes a row of a table while it sorts
 _ROOM = 4096  # ids that a table must have to spare for some of its rows to be in files
 Rows = Sequence[int]  # of each table

@@ -62,7 +62,7 @@ def write_placement(path: str | os.PathLike[str], placement: Placement) -> None:
         staging.mkdir(parents=True)
         known = placement.cold_reads if math.isfinite(placement.cold_reads) else None
         file = _File(gpus=placement.gpus, tables=tables, cold_reads=known)
-        (staging / PLACEMENT_FILE).write_text(json.dumps(file.model_dump(mode="json"), indent=1) + "\n")
+        (staging / PLACEMENT_FILE).write_text(json.dumps(file.model_dump(mode="json", exclude_none=True), indent=1) + "\n")
         if placement.ranks:
             save_file({name: np.ascontiguousarray(own) for name, own in placement.ranks.items()}, staging / RANKS_FILE)
             (staging / RANKS_FILE).chmod((staging / PLACEMENT_FILE).stat().st_mode)  # safetensors lets its owner alone read it

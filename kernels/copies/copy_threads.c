@@ -11,7 +11,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t offered = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
 static SharedCopy *copies;  // that others may join
-static int begun;     // threads
+static int begun;           // threads
 
 static int take(SharedCopy *c, int64_t *i) { return (*i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < c->pieces; }
 

@@ -4,8 +4,9 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-# Of a launch of bags. With no more, row by row is faster: 1,024 rows of 16 bags of 8 by a quarter (H200, 2 to 32 GB cold).
-FEW_COLD_READS = 3000
+# Of a launch of bags, of up to eight rows a multiprocessor and of more: with no more, row by row is faster. 1,024 rows of 16
+# bags of 8 take a quarter less so (H200, 2 to 32 GB cold).
+FEW_COLD_READS, FEW_OF_MANY_ROWS = 5000, 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,10 @@ def far_tiling(rows: int, t: Tiling, team: int, parts: int, processors: int, col
     team: threads that take a part. parts: of a row; 0: there are singles alone, of which a team takes eight rows. cold_reads:
     of a row; few of a launch do not pay for few threads, which have fewer rows in flight (`FEW_COLD_READS`).
     """
-    if rows < 4 * processors or (parts and rows * cold_reads <= FEW_COLD_READS):  # few rows wait for the first read
+    many = rows > 8 * processors
+    few_cold = parts and rows * cold_reads <= (FEW_OF_MANY_ROWS if many else FEW_COLD_READS)
+    if rows < 4 * processors or few_cold:  # few rows wait for the first read
         return t
-    wanted = 16 if not parts else 4 if rows <= 8 * processors else 8
+    wanted = 16 if not parts else 8 if many else 4
     threads = 2 * team * wanted if parts else 16 * team
     return replace(t, rows=wanted, unit_threads=min(320, max(64, -(-threads // 32) * 32)))

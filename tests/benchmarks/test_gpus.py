@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +15,7 @@ import torch
 
 from benchmarks.gpus import collective, grid, large, loading, one_sided, places, repeated
 from benchmarks.gpus.group import Group
+from benchmarks.timing import Times
 from dpiframe_core.embedding import shards
 from dpiframe_core.embedding.placement import Links
 from dpiframe_core.embedding.spares import Spares
@@ -117,6 +119,20 @@ def emulated(monkeypatch, run_folder, tmp_path):
     monkeypatch.setattr(repeated, "PATTERN", 8192)
 
 
+def test_of_turns_the_middle_one_counts_and_a_system_that_fails_leaves_the_others():
+    p50 = {"a": iter([5.0, 1.0, 9.0, 3.0, 4.0]), "b": iter([2.0, 8.0])}  # the third turn of b fails
+    order, failures = [], []
+
+    def turn(system):
+        order.append(system)
+        return Times(next(p50[system]), 0.0, 1), 0.0, 0.0
+
+    found = places.in_turns({s: partial(turn, s) for s in p50}, lambda what, _: failures.append(what))
+    assert {s: times.p50_us for s, (times, *_) in found.items()} == {"a": 4.0}
+    assert order == [*"ababab", *"aa"]
+    assert failures == ["b, one of its turns"]
+
+
 def test_the_grid_has_a_record_of_each_system_and_cell_whose_values_are_right(emulated):
     found = list(grid.run(Group(), [grid.Set(2, 40, 32)], [5], [1, 4], grid.SYSTEMS, unexpected, seconds=0.0, seed=0))
     assert [(r["system"], r["cell"]["pooling"]) for r in found] == [
@@ -137,6 +153,33 @@ def test_three_placements_are_measured_and_the_plan_reads_the_host_no_more_than_
     replicated, partitioned, ours = (r["reads"] for r in found[3:])
     assert ours["cold"] < replicated["cold"]
     assert ours["cold"] == pytest.approx(partitioned["cold"], abs=0.2)
+
+
+def test_a_placement_that_cannot_be_held_leaves_the_others_measured(emulated, monkeypatch):
+    lookups, failures, measured = [], [], places.measured
+
+    def noted(group, lookup, *of, **how):
+        lookups.append(lookup)
+        return measured(group, lookup, *of, **how)
+
+    monkeypatch.setattr(places, "measured", noted)
+    made = iter([ValueError("no room"), None])
+    given = {"hbm_bytes": 16 << 10, "tables": 2, "dim": 16, "pooling": 2, "links": Links(), "seconds": 0.0, "seed": 0}
+
+    def lookup_over(*of):
+        if failure := next(made, None):
+            raise failure
+        return one_sided.lookup_over(*of)
+
+    monkeypatch.setattr(places, "lookup_over", lookup_over)
+    found = list(places.run(Two(), [4], [0.8], [6], lambda what, _: failures.append(what), **given))
+    assert [r["system"] for r in found] == ["partitioned", "one-sided"]
+    assert [what.split()[0] for what in failures] == ["replicated"]
+    first, second, *more = lookups
+    assert (first is not second, more) == (True, 4 * [first, second])
+    assert all(np.isfinite(one._descriptors.cold_reads) for one in (first, second))
+    alone = list(places.run(Group(), [4], [0.8], [6], unexpected, **given))
+    assert [r["system"] for r in alone] == ["replicated", "one-sided"]
 
 
 def test_tables_that_repeat_a_file_are_as_long_as_wished_and_begin_elsewhere_in_it(monkeypatch):
@@ -177,6 +220,7 @@ COLLECTIVE = """
 import torch
 from benchmarks.gpus.collective import FORMS, Collective, Share
 from benchmarks.gpus.group import Group
+from benchmarks.timing import Times
 group = Group()
 tables = torch.randn(3, 10, 8, generator=torch.Generator().manual_seed(1)).half()
 ids = [torch.randint(0, 10, (5, 6), generator=torch.Generator().manual_seed(group.rank), dtype=torch.int32)]

@@ -21,6 +21,7 @@ def test_memory_for_half_of_the_bytes_holds_the_least_ids_of_every_table():
     assert (home.placement.gpus, home.name, home.folder, home.placement.ranks) == (1, "m", Path("/dev/shm"), {})
     assert all(1 <= t.hot == t.warm <= t.rows for t in home.placement.tables)
     assert 0.4 * BYTES < home.placement.gpu_bytes(SCHEMA) <= 0.5 * BYTES
+    assert home.placement.cold_reads == np.inf  # nobody has counted any
 
 
 def test_memory_that_holds_all_leaves_nothing_to_the_host():

@@ -258,6 +258,7 @@ def test_rows_that_the_host_does_not_hold_stay_in_files_those_read_least():
     np.testing.assert_allclose(wanted[0][a.held], wanted[1][b.held], rtol=0.01)  # neither table keeps a row that is read less
     everything = place_rows(schema, counts, 1, 32 * 1100, host_bytes=32 * 30_000)
     assert everything.tables == place_rows(schema, counts, 1, 32 * 1100).tables
+    assert placed.cold_reads == everything.cold_reads > 0  # those of files among them
 
 
 def test_a_host_that_does_not_hold_the_rows_of_other_gpus_is_refused():

@@ -125,6 +125,12 @@ def test_a_placement_that_cannot_be_is_refused(gpus, tables, ranks, message):
         Placement(gpus, tables, ranks)
 
 
+@pytest.mark.parametrize("reads", [-1.0, np.nan])
+def test_cold_reads_are_a_number(reads):
+    with pytest.raises(InputError, match=f"cold_reads: got {reads}, expected 0 or more"):
+        Placement(2, PLACED.tables, RANKS, reads)
+
+
 @pytest.mark.parametrize(
     ("tables", "message"),
     [

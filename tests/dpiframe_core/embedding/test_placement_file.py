@@ -1,6 +1,7 @@
 """A placement comes back from its directory as it was, and a directory that is none is refused in one line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,6 +45,14 @@ def test_what_was_written_is_read(tmp_path_factory, data):
     assert (path / "ranks.safetensors").exists() == bool(ranks)
 
 
+def test_a_placement_that_says_nothing_of_cold_reads_is_read(tmp_path):
+    write_placement(tmp_path / "known", replace(PLACED, cold_reads=2.5))
+    write_placement(tmp_path / "unknown", PLACED)
+    known, unknown = (json.loads((tmp_path / name / "placement.json").read_text()) for name in ("known", "unknown"))
+    assert known == unknown | {"cold_reads": 2.5}
+    assert read_placement(tmp_path / "unknown", schema_of((6, 4), (3, 4))).cold_reads == np.inf
+
+
 def test_whoever_may_read_one_file_may_read_both(tmp_path):
     write_placement(tmp_path / "placed", PLACED)
     assert len({path.stat().st_mode for path in (tmp_path / "placed").iterdir()}) == 1
@@ -84,6 +93,8 @@ def edited(path, **changes):
         ),
         ({"gpus": 0}, "placement.json: gpus: got 0, expected greater than or equal to 1"),
         ({"cold_reads": -1}, "placement.json: cold_reads: got -1, expected greater than or equal to 0"),
+        ({"cold_reads": np.nan}, "placement.json: cold_reads: got nan, expected "),
+        ({"cold_reads": np.inf}, "placement.json: cold_reads: got inf, expected "),
         ({"gpus": "2"}, "placement.json: gpus: got '2', expected a valid integer"),
         ({"more": 1}, "placement.json: more: got 1, expected no such key"),
         ({"gpus": 1}, r"tables.t0: got \(1, 4\), expected no warm rows on a single GPU"),

@@ -48,7 +48,7 @@ def home_of(schema, folder, seed=0, name="small"):
     rng = np.random.default_rng(seed)
     tables = [TablePlacement(t.name, t.rows, hot := int(rng.integers(0, t.rows + 1)), hot) for t in schema.tables]
     ranks = {t.name: rng.permutation(t.rows).astype(np.uint32) for t in schema.tables if rng.random() < 0.5}
-    return Home(Placement(1, tuple(tables), ranks), name, folder)
+    return Home(Placement(1, tuple(tables), ranks, cold_reads=2.5), name, folder)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -67,6 +67,7 @@ def test_a_lookup_over_a_placement_is_bit_equal_to_one_over_whole_tables(tmp_pat
     found = [looked_up(DeviceLookup(plan, d, torch.float32), block) for d in (placed.descriptors, whole(tables, scales, CPU))]
     for of_tiers, of_whole in zip(*found, strict=True):
         assert torch.equal(of_tiers, of_whole)
+    assert placed.descriptors.cold_reads == 2.5  # as planned
     assert len(list(tmp_path.iterdir())) == int(shared)
     placed.close()
     assert list(tmp_path.iterdir()) == []

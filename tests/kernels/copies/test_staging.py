@@ -76,6 +76,20 @@ const char *cudaGetErrorString(int code) { return "none"; }
 """
 
 
+# The launch ends when the last byte of the rows' ids is there, or after a second.
+SLOW = """
+#include <unistd.h>
+const volatile unsigned char *last;
+int came;
+const char *cudaGetErrorString(int code) { return "none"; }
+int cudaGraphLaunch(void *exec, void *stream) {
+    for (int i = 0; i < 1000 && !(came = *last == 1); ++i) usleep(1000);
+    return 0;
+}
+int cudaStreamSynchronize(void *stream) { return 0; }
+"""
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("driver")
@@ -184,6 +198,19 @@ def test_several_threads_stage_a_large_batch_and_tell_of_no_row_too_soon(library
     staged.check()
     assert staged.told[-1] == rows
     assert staged.told[:-1] == sorted(staged.told[:-1], reverse=True)
+
+
+@pytest.mark.parametrize(("threads", "came"), [(1, 1), (0, 0)])
+def test_threads_that_help_begin_while_the_graph_is_launched(tmp_path, threads, came):
+    (tmp_path / "slow.c").write_text(SLOW)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "slow.so", tmp_path / "slow.c"], check=True)
+    cuda, block, own = ctypes.CDLL(str(tmp_path / "slow.so")), block_of(20_000, 1, 1), RowBlock.allocate(LAYOUT, 20_000)
+    block.candidate_ids[:] = 1
+    ctypes.c_void_p.in_dll(cuda, "last").value = own.buffer.ctypes.data + own.places[2] + own.candidate_ids.size - 1
+    where = own.buffer, own.places, LAYOUT.sections
+    replay_batch(1, 2, None, 20_000, where, ahead=True, threads=threads, cuda=cuda)(1, [block])
+    assert ctypes.c_int.in_dll(cuda, "came").value == came
+    assert (own.candidate_ids == 1).all()
 
 
 def test_large_batches_of_several_lanes_are_staged_at_once(tmp_path):

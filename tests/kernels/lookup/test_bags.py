@@ -1,6 +1,7 @@
 """Bags of very different lengths in one lookup: cut into parts, pooled by the kernel, against sums in float64."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -205,12 +206,25 @@ def test_bags_over_tables_in_segments_and_of_both_generations(ranked, dtype, dev
 def test_a_lookup_that_goes_table_by_table_gives_the_same_bits(rows, lengths, dtype, device):
     plan = bags_plan(lengths, (64, 16), dtype, first_order=True)
     tables, batch = tables_of(plan), batch_of(plan, rows, ids=some_padding)
-    row_by_row, by_table = (OnDevice(plan, tables, device, segments=3, ranked=True, spread=n) for n in (REACH, REACH + 1))
+    far = partial(OnDevice, plan, tables, device, segments=3, ranked=True)
+    row_by_row, by_table, few_cold = far(spread=REACH), far(spread=REACH + 1), far(spread=REACH + 1, cold_reads=0.0)
     assert bool(by_table.lookup.bags.singles) == (1 in lengths)
-    for a, b in zip(row_by_row(batch, rows), by_table(batch, rows), strict=True):
+    for a, b, c in zip(row_by_row(batch, rows), by_table(batch, rows), few_cold(batch, rows), strict=True):
         assert torch.equal(a, b)
+        assert torch.equal(a, c)
     assert not torch.isnan(b).any()
     assert row_by_row.out_of_range == by_table.out_of_range
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bags_of_few_cold_reads_are_cut_as_near_ones(device):
+    plan = bags_plan((8,) * 16, (64,), F16)
+    tables = tables_of(plan)
+    far = partial(OnDevice, plan, tables, device, segments=3)
+    near, few, many = (
+        far(spread=s, cold_reads=n).lookup.tiling(2000, True) for s, n in ((REACH, 9), (REACH + 1, 1), (REACH + 1, 9))
+    )
+    assert near == few != many
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,5 +1,6 @@
 """The multi-table lookup: stacked CPU and fused CUDA against the plain reference, with shapes and ids chosen to hurt."""
 
+import math
 from dataclasses import fields, replace
 
 import numpy as np
@@ -120,7 +121,10 @@ class OnDevice:
     ranked: every second table lies in the order of ranks of its rows.
     """
 
-    def __init__(self, plan, tables, device, out_dtype=F32, segments=1, once=(), shared=None, room=3, ranked=False, spread=0):
+    def __init__(
+        self, plan, tables, device, out_dtype=F32, segments=1, once=(), shared=None, room=3, ranked=False, spread=0,
+        cold_reads=math.inf,
+    ):  # fmt: skip
         self.plan, self.device, self.out_dtype = plan, device, out_dtype
         scales = scales_of(plan)
         if device in ON_CPU:
@@ -136,7 +140,7 @@ class OnDevice:
             segment_descriptors([_segments(t, segments) for t in placed], _addresses(scales), _addresses(self.ranks))
             for placed, scales in ((self.tables, self.scales), (self.other, self.other_scales))
         )
-        self.descriptors = descriptors(generations, target, spread)
+        self.descriptors = descriptors(generations, target, spread, cold_reads)
         self.lookup = DeviceLookup(plan, self.descriptors, out_dtype, once=once, shared=shared)
         self.room = room  # contexts whose shared columns are wanted
 

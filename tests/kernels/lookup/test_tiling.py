@@ -134,7 +134,7 @@ def test_far_rows_are_cut_as_measured(rows, team, parts, expected):
 
 
 @pytest.mark.parametrize(
-    ("rows", "cold_reads", "by_table"), [(1024, 2.9, False), (1024, 3.0, True), (4096, 0.7, False), (4096, 0.8, True)]
+    ("rows", "cold_reads", "by_table"), [(1024, 4.88, False), (1024, 4.89, True), (4096, 0.73, False), (4096, 0.74, True)]
 )
 def test_few_cold_reads_of_bags_are_taken_by_as_many_threads_as_near_ones(rows, cold_reads, by_table):
     own = bag_tiling(rows, 0, 0, 128, 132, True, True)
