@@ -88,7 +88,7 @@ def _bytes(requests: list[dict[str, Any]]) -> tuple[dict[str, str], list[bytes]]
     """Raw values in binary form, as our client sends them."""
     framed = []
     for request in requests:
-        wired = raw_tensors(request["candidates"], request["context"])
+        wired, _ = raw_tensors(request["candidates"], request["context"])
         inputs = [
             {"name": t.name, "shape": list(t.shape), "datatype": t.datatype, "parameters": {"binary_data_size": len(t.data)}}
             for t in wired

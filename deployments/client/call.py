@@ -4,23 +4,20 @@ Knows no I/O: both clients of `client` drive it.
 """
 
 import json
+import math
 import os
 import random
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import httpx
-import numpy as np
-import numpy.typing as npt
 
 from deployments.client.columns import WireTensor
+from deployments.client.scores import ENVELOPE_LENGTH, Scores, scores_of
 
-Floats: TypeAlias = npt.NDArray[np.float32]
-
-_ENVELOPE_LENGTH = "Inference-Header-Content-Length"
 _ALIGN = 16  # the envelope is padded with spaces, so that the server reads tensors where they lie
 
 
@@ -81,11 +78,14 @@ class Call:
     deadline_s: float | None
     timeout_s: float
     retry: Retry
+    rows: int | None = None  # candidates, of which there will be a score each; None: not known
     clock: Callable[[], float] = time.monotonic
     started: float = field(init=False)
     tries: int = 0
 
     def __post_init__(self) -> None:
+        if self.deadline_s is not None and not (isinstance(self.deadline_s, int | float) and math.isfinite(self.deadline_s)):
+            raise ValueError(f"deadline_s: got {self.deadline_s!r}, expected a finite number")
         self.started = self.clock()
 
     def build(self) -> dict[str, Any]:
@@ -103,11 +103,11 @@ class Call:
         ]
         envelope = json.dumps({"parameters": parameters, "inputs": inputs}, separators=(",", ":")).encode()
         envelope = envelope.ljust(-(-len(envelope) // _ALIGN) * _ALIGN)
-        headers = {"Content-Type": "application/octet-stream", _ENVELOPE_LENGTH: str(len(envelope))}
+        headers = {"Content-Type": "application/octet-stream", ENVELOPE_LENGTH: str(len(envelope))}
         content = b"".join([envelope, *(t.data for t in self.tensors)])
         return {"url": self.url, "content": content, "headers": headers, "timeout": left}
 
-    def settled(self, got: httpx.Response | httpx.TransportError) -> Floats | Wait:
+    def settled(self, got: httpx.Response | httpx.TransportError) -> Scores | Wait:
         """The scores, or how long to wait before the next try.
 
         Raises:
@@ -118,13 +118,19 @@ class Call:
                 raise ClientError(504, f"{type(got).__name__} after {self.clock() - self.started:.3f} s") from got
             return self._wait(ClientError(0, f"{type(got).__name__}: {got}"), None)
         if got.status_code == 200:
-            return _scores(got)
+            return self._scores(got)
         message = _message(got)
         request_id = got.headers.get("x-request-id", "")
         error = ClientError(got.status_code, got.text[:200] if message is None else message, request_id)
         if got.status_code in (429, 503) or (got.status_code in (404, 500) and message is None):
             return self._wait(error, _asked_s(got.headers))
         raise error
+
+    def _scores(self, got: httpx.Response) -> Scores:
+        try:
+            return scores_of(got, self.rows)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ClientError(200, f"got an answer that is no scores ({error}), expected one in binary form") from error
 
     def _wait(self, error: ClientError, asked_s: float | None) -> Wait:
         if asked_s is None:
@@ -138,18 +144,6 @@ class Call:
 
     def _left_s(self) -> float:
         return self.timeout_s if self.deadline_s is None else self.started + self.deadline_s - self.clock()
-
-
-def _scores(answer: httpx.Response) -> Floats:
-    length = answer.headers.get(_ENVELOPE_LENGTH, "")
-    content = answer.content
-    try:
-        envelope = json.loads(content[: int(length)])
-        [output] = envelope["outputs"]
-        values = np.frombuffer(content, "<f4", offset=int(length))
-        return values.reshape(output["shape"]).astype(np.float32, copy=False)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ClientError(200, f"got an answer that is no scores ({error}), expected one in binary form") from error
 
 
 def _asked_s(headers: httpx.Headers) -> float | None:

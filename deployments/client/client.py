@@ -14,10 +14,11 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
-from deployments.client.call import Call, ClientError, Floats, Retry, Wait, bearer
+from deployments.client.call import Call, ClientError, Retry, Wait, bearer
 from deployments.client.columns import Column, WireTensor, array_tensors, joined_tensors, raw_tensors
+from deployments.client.scores import Scores
 
-__all__ = ["AsyncClient", "Client", "ClientError", "Floats", "Retry"]
+__all__ = ["AsyncClient", "Client", "ClientError", "Retry", "Scores"]
 
 Request: TypeAlias = tuple[Mapping[str, Column], Mapping[str, object]]  # candidates and context of one user
 _RETRY = Retry()
@@ -32,11 +33,17 @@ class _Requests:
         self._retry = retry
         self._timeout_s = timeout_s
 
-    def call(self, tensors: list[WireTensor], encoded: bool, deadline_s: float | None, priority: int) -> Call:
+    def call(
+        self, tensors: list[WireTensor], rows: int | None, deadline_s: float | None, priority: int, *, encoded: bool = False
+    ) -> Call:
         parameters: dict[str, object] = {"priority": priority} if priority else {}
         if encoded:
             parameters["encoded"] = True
-        return Call(self._path, tensors, parameters, deadline_s, self._timeout_s, self._retry)
+        return Call(self._path, tensors, parameters, deadline_s, self._timeout_s, self._retry, rows)
+
+
+def _split(scores: Scores, rows: Sequence[int]) -> list[Scores]:
+    return [part.view(Scores) for part in np.split(scores, np.cumsum(rows)[:-1])]
 
 
 def _where(url: str) -> tuple[str, str | None]:
@@ -85,7 +92,7 @@ class Client:
         *,
         deadline_s: float | None = None,
         priority: int = 0,
-    ) -> Floats:
+    ) -> Scores:
         """Scores n candidates by raw values.
 
         Args:
@@ -96,37 +103,37 @@ class Client:
                 stops answering is noticed then, or, if it had not even taken the connection, after up to as long again.
 
         Returns:
-            float32[n, tasks].
+            float32[n, tasks], an array that says how many ids were scored as unknown ones, as their rows were late.
 
         Raises:
             ClientError: the service refused, or could not be reached in time.
             ValueError: a column cannot be sent as it is.
         """
-        return self._run(self._requests.call(raw_tensors(candidates, context or {}), False, deadline_s, priority))
+        return self._run(self._requests.call(*raw_tensors(candidates, context), deadline_s, priority))
 
     def score_encoded(
         self, tensors: Mapping[str, npt.NDArray[Any]], *, deadline_s: float | None = None, priority: int = 0
-    ) -> Floats:
+    ) -> Scores:
         """Scores ids and model-ready numbers: the four sections (docs/protocol.md), or one array a feature. Else as `score`."""
         sections = tensors.keys() <= _SECTIONS
-        return self._run(self._requests.call(array_tensors(tensors), not sections, deadline_s, priority))
+        return self._run(self._requests.call(array_tensors(tensors), None, deadline_s, priority, encoded=not sections))
 
     def score_together(
         self, requests: Sequence[Request], *, deadline_s: float | None = None, priority: int = 0
-    ) -> list[Floats]:
+    ) -> list[Scores]:
         """Scores the candidates of several users by one request: what `score` would give for each (candidates, context).
 
         All have the same columns in their candidates and the same features in their context. What is wrong with one is refused
         for all of them. Else as `score`.
         """
         tensors, rows = joined_tensors(requests)
-        scores = self._run(self._requests.call(tensors, False, deadline_s, priority))
-        return np.split(scores, np.cumsum(rows)[:-1])
+        scores = self._run(self._requests.call(tensors, sum(rows), deadline_s, priority))
+        return _split(scores, rows)
 
     def ready(self) -> bool:
         return self._http.get("/v2/health/ready").status_code == 200
 
-    def _run(self, call: Call) -> Floats:
+    def _run(self, call: Call) -> Scores:
         while True:
             got: httpx.Response | httpx.TransportError
             try:
@@ -175,29 +182,29 @@ class AsyncClient:
         *,
         deadline_s: float | None = None,
         priority: int = 0,
-    ) -> Floats:
+    ) -> Scores:
         """As `Client.score`."""
-        return await self._run(self._requests.call(raw_tensors(candidates, context or {}), False, deadline_s, priority))
+        return await self._run(self._requests.call(*raw_tensors(candidates, context), deadline_s, priority))
 
     async def score_encoded(
         self, tensors: Mapping[str, npt.NDArray[Any]], *, deadline_s: float | None = None, priority: int = 0
-    ) -> Floats:
+    ) -> Scores:
         """As `Client.score_encoded`."""
         sections = tensors.keys() <= _SECTIONS
-        return await self._run(self._requests.call(array_tensors(tensors), not sections, deadline_s, priority))
+        return await self._run(self._requests.call(array_tensors(tensors), None, deadline_s, priority, encoded=not sections))
 
     async def score_together(
         self, requests: Sequence[Request], *, deadline_s: float | None = None, priority: int = 0
-    ) -> list[Floats]:
+    ) -> list[Scores]:
         """As `Client.score_together`."""
         tensors, rows = joined_tensors(requests)
-        scores = await self._run(self._requests.call(tensors, False, deadline_s, priority))
-        return np.split(scores, np.cumsum(rows)[:-1])
+        scores = await self._run(self._requests.call(tensors, sum(rows), deadline_s, priority))
+        return _split(scores, rows)
 
     async def ready(self) -> bool:
         return (await self._http.get("/v2/health/ready")).status_code == 200
 
-    async def _run(self, call: Call) -> Floats:
+    async def _run(self, call: Call) -> Scores:
         while True:
             got: httpx.Response | httpx.TransportError
             try:

@@ -33,15 +33,23 @@ def encoded_texts(texts: Iterable[bytes]) -> bytes:
     return b"".join(chain.from_iterable((_LENGTH.pack(len(text)), text) for text in texts))
 
 
-def raw_tensors(candidates: Mapping[str, Column], context: Mapping[str, object]) -> list[WireTensor]:
-    """The tensors of raw values: candidates in columns, the context as columns of one row.
+def raw_tensors(candidates: Mapping[str, Column], context: Mapping[str, object] | None) -> tuple[list[WireTensor], int | None]:
+    """The tensors of raw values: candidates in columns, the context as columns of one row; and how many candidates there are,
+    if there are columns.
 
     Raises:
         ValueError: a column cannot be sent as it is.
     """
-    columns, _ = _listed(candidates)
-    beside = {name: [_plain(value)] for name, value in context.items()}
-    return [tensor for side in (columns, beside) for name, values in side.items() for tensor in _column(name, values)]
+    columns, rows = _listed(_mapping("candidates", candidates))
+    beside = {name: [_plain(value)] for name, value in _mapping("context", {} if context is None else context).items()}
+    tensors = [tensor for side in (columns, beside) for name, values in side.items() for tensor in _column(name, values)]
+    return tensors, rows or None
+
+
+def _mapping(where: str, given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where}: got {type(given).__name__}, expected a mapping from features to their values")
+    return given
 
 
 def _listed(candidates: Mapping[str, Column], where: str = "") -> tuple[dict[str, Column], int]:
@@ -112,6 +120,9 @@ def joined_tensors(requests: Sequence[tuple[Mapping[str, Column], Mapping[str, o
     """
     if not requests:
         raise ValueError("requests: got none, expected at least one")
+    for i, (of_rows, shared) in enumerate(requests):
+        _mapping(f"requests[{i}] candidates", of_rows)
+        _mapping(f"requests[{i}] context", shared)
     columns, contexts = ([side.keys() for side in sides] for sides in zip(*requests, strict=True))
     for i, (own, beside) in enumerate(zip(columns, contexts, strict=True)):
         if own != columns[0] or beside != contexts[0]:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from deployments.client import client as module
 from deployments.client.client import AsyncClient, Client, ClientError, Retry
 from deployments.client.columns import encoded_texts
+from deployments.client.scores import Scores
 from tests.deployments.live_app import LiveApp
 from tests.deployments.serving_doubles import FakeEngine, columns
 
@@ -164,10 +165,13 @@ class Moods(httpx.BaseTransport, httpx.AsyncBaseTransport):
         return self.handle_request(request)
 
 
-def good() -> httpx.Response:
-    envelope = b'{"outputs":[{"name":"scores","datatype":"FP32","shape":[1,1],"parameters":{"binary_data_size":4}}]}'
+def good(scores: int = 1, degraded: int = 0, **changed: Any) -> httpx.Response:
+    """So many scores, in the binary form; `changed`: of the output."""
+    output = {"name": "scores", "datatype": "FP32", "shape": [scores, 1], "parameters": {"binary_data_size": 4 * scores}}
+    parameters = {"oov_count": 0, **({"degraded_rows": degraded} if degraded else {})}
+    envelope = json.dumps({"parameters": parameters, "outputs": [output | changed]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(envelope))}
-    return httpx.Response(200, headers=headers, content=envelope + np.float32(0.5).tobytes())
+    return httpx.Response(200, headers=headers, content=envelope + np.full(scores, 0.5, np.float32).tobytes())
 
 
 def ours(status: int, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -234,6 +238,13 @@ def test_what_may_pass_is_tried_again(score: Callable[..., Any], mood: Callable[
         (lambda: httpx.Response(400, html="<html>"), 400),
         (lambda: httpx.ReadTimeout("slow"), 504),
         (lambda: httpx.Response(200, text="hello"), 200),
+        (lambda: good(2), 200),
+        (lambda: good(name="x"), 200),
+        (lambda: good(datatype="INT32"), 200),
+        (lambda: good(shape=[1]), 200),
+        (lambda: good(shape=[1, 2]), 200),
+        (lambda: good(parameters={"binary_data_size": 8}), 200),
+        (lambda: good(parameters={}), 200),
     ],
 )
 def test_what_will_not_pass_is_raised_at_once(score: Callable[..., Any], mood: Callable[[], Any], status: int) -> None:
@@ -308,6 +319,39 @@ def test_the_client_needs_neither_ray_nor_fastapi_nor_torch() -> None:
             for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
         }
         assert tops <= {*sys.stdlib_module_names, "httpx", "numpy", "deployments"}
+
+
+@pytest.mark.parametrize("score", [sync_score, async_score], ids=["sync", "async"])
+def test_scores_say_how_many_rows_were_late(score: Callable[..., Any]) -> None:
+    assert score(Moods(good())).degraded_rows == 0
+    found = score(Moods(good(degraded=3)))
+    assert (found.degraded_rows, found[:, 0].degraded_rows, found.tolist()) == (3, 3, [[0.5]])
+    assert isinstance(found, Scores)
+    with Client("http://service", "m", transport=Moods(good(3, degraded=2))) as client:
+        parts = client.score_together([({"a": [1]}, {}), ({"a": [2, 3]}, {})])
+    assert [(part.shape, part.degraded_rows) for part in parts] == [((1, 1), 2), ((2, 1), 2)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (([{"a": 1}], {}), "candidates: got list, expected a mapping from features to their values"),
+        ((None, {}), "candidates: got NoneType, expected a mapping from features to their values"),
+        (({"a": [1]}, "b"), "context: got str, expected a mapping from features to their values"),
+    ],
+)
+def test_what_is_no_columns_is_refused_before_it_is_sent(given: Any, message: str) -> None:
+    with Client("http://service", "m", transport=Moods()) as client:
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            client.score(*given)
+        with pytest.raises(ValueError, match=rf"^requests\[1\] {message}$"):
+            client.score_together([({"a": [1]}, {}), given])
+
+
+@pytest.mark.parametrize("deadline", [float("inf"), float("nan"), "1"])
+def test_a_deadline_is_a_number(deadline: Any) -> None:
+    with pytest.raises(ValueError, match=f"^deadline_s: got {deadline!r}, expected a finite number$"):
+        sync_score(Moods(), deadline_s=deadline)
 
 
 def test_several_users_are_scored_together_as_each_alone(live: LiveApp) -> None:

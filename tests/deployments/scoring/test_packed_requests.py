@@ -242,7 +242,7 @@ SERVED, SERVED_PLAIN = served(SCHEMA, ENCODER), served(PLAIN, OF[False][0])
 
 
 def tensors_of(request: dict[str, Any]) -> tuple[bytes, str]:
-    wired = raw_tensors(request["candidates"], request["context"])
+    wired, _ = raw_tensors(request["candidates"], request["context"])
     inputs = [
         {"name": t.name, "shape": list(t.shape), "datatype": t.datatype, "parameters": {"binary_data_size": len(t.data)}}
         for t in wired
