@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dpiframe_core.bundle.encoding_files import bundle_around
 from dpiframe_core.errors import InputError
 
 
@@ -14,6 +15,8 @@ def check_outfile(option: str, path: Path, *endings: str) -> None:
         raise InputError(option, str(path), f"a file in a folder that exists; {path.parent} does not")
     if path.is_dir():
         raise InputError(option, str(path), "a file, not a folder")
+    if around := bundle_around(path):
+        raise InputError(option, str(path), f"a file outside of the bundle {around}, which loads with its own files alone")
     if endings and path.suffix.lower() not in endings:
         raise InputError(option, str(path), f"a name that ends in {' or '.join(endings)}")
 

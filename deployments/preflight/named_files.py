@@ -16,9 +16,10 @@ from deployments.lifecycle.desired import desired_of
 from deployments.lifecycle.release import Release
 from deployments.lifecycle.state_file import StateFile
 from deployments.tls.front import check_certificate
-from dpiframe_core.bundle.manifest import MANIFEST_FILE
-from dpiframe_core.embedding.placement_file import PLACEMENT_FILE
-from dpiframe_core.errors import ConfigError, DPIFrameError
+from dpiframe_core.bundle.encoding_files import check_listed, named
+from dpiframe_core.bundle.manifest import MANIFEST_FILE, parse_manifest
+from dpiframe_core.embedding.placement_file import PLACEMENT_FILE, check_placement
+from dpiframe_core.errors import BundleError, ConfigError, DPIFrameError
 
 
 def require_files(config: DeploymentConfig) -> None:
@@ -29,7 +30,9 @@ def require_files(config: DeploymentConfig) -> None:
 
 
 def faults_of_files(config: DeploymentConfig) -> list[str]:
-    """Of bundles (their manifests alone), tokens, certificates, and folders to write to: `<key>: got .., expected ..` each."""
+    """Of bundles (their manifests, and which files there are), placements, tokens, certificates, and folders to write to:
+    `<key>: got .., expected ..` each.
+    """
     config = config.with_absolute_paths()
     faults: list[str] = []
 
@@ -72,6 +75,14 @@ def _check_bundle(config: DeploymentConfig, i: int) -> None:
         rule = f"a directory that dpiframe plan wrote (no {PLACEMENT_FILE} in it)"
         raise ConfigError(f"models.{i}.tables.placement: got {placement!r}, expected {rule}")
     Release.of(ref)
+    with named(Path(ref.path)):
+        manifest = parse_manifest((Path(ref.path) / MANIFEST_FILE).read_bytes())
+        check_listed(Path(ref.path), manifest.files)
+    if placement:
+        try:
+            check_placement(placement, manifest.feature_schema)
+        except BundleError as error:
+            raise ConfigError(f"models.{i}.tables.placement: {error}") from None
 
 
 def _check_written(folder: Path, *, made: bool = False) -> None:

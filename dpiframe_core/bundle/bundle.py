@@ -15,13 +15,21 @@ import torch
 
 from dpiframe_core.bundle.bundle_files import (
     check_finite,
-    listed_files,
     move_into_place,
     new_folder,
     read_tensors,
     write_tensors,
 )
-from dpiframe_core.bundle.encoding_files import check_hashes, named, read_example, read_vocabularies, sha256
+from dpiframe_core.bundle.encoding_files import (
+    bundle_around,
+    check_hashes,
+    check_listed,
+    listed_files,
+    named,
+    read_example,
+    read_vocabularies,
+    sha256,
+)
 from dpiframe_core.bundle.golden import Golden, golden_from_tensors
 from dpiframe_core.bundle.graph_file import graph_json, read_graph
 from dpiframe_core.bundle.manifest import (
@@ -137,6 +145,8 @@ def write_bundle(
     root = Path(path).absolute()
     if is_taken(root, overwrite):
         raise BundleError(f"{root}: got an existing path, expected a new one, or a bundle and overwrite=True")
+    if around := bundle_around(root):
+        raise BundleError(f"{root}: got a path in the bundle {around}, expected one outside: it loads with its own files alone")
     with new_folder(root) as staging:
         with named(root):
             _check_given("tables", tables, [table.name for table in feature_schema.tables])
@@ -177,16 +187,12 @@ def is_taken(path: Path, overwrite: bool) -> bool:
 
 
 def _read(root: Path, verify: bool, keep_vocabularies: bool) -> Bundle:
-    found = listed_files(root)
-    if MANIFEST_FILE not in found:
+    if not (root / MANIFEST_FILE).is_file():
         raise BundleError(f"{MANIFEST_FILE}: got no such file, expected one in every bundle")
     text = (root / MANIFEST_FILE).read_bytes()
     manifest = parse_manifest(text)
     schema = manifest.feature_schema
-    for file in sorted(manifest.files.keys() ^ found - {MANIFEST_FILE}):
-        if file in found:
-            raise BundleError(f"{file}: got a file that {MANIFEST_FILE} does not list, expected none")
-        raise BundleError(f"{file}: got no such file, expected it as {MANIFEST_FILE} lists it")
+    check_listed(root, manifest.files)
     if verify:
         check_hashes(root, manifest.files)
     dense = read_tensors(root, DENSE_FILE)

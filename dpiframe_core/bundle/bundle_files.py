@@ -19,20 +19,6 @@ from dpiframe_core.errors import BundleError, shown
 _PART_VALUES = 1 << 20
 
 
-def listed_files(root: Path) -> set[str]:
-    """Every file below `root`, with "/" between the parts. Links are refused: they could lead out of the bundle."""
-    found = set()
-    for folder, subfolders, names in os.walk(root):
-        for name in (*subfolders, *names):
-            path = Path(folder, name)
-            relative = path.relative_to(root).as_posix()
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise BundleError(f"{relative}: got a link or a special file, expected a regular one")
-            if path.is_file():
-                found.add(relative)
-    return found
-
-
 def read_tensors(root: Path, name: str) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file, memory-mapped copy-on-write: nothing is read until it is touched."""
     try:

@@ -5,7 +5,7 @@ the weights to an engine process reads no more than this.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,6 +110,35 @@ def named(root: Path) -> Iterator[None]:
         raise BundleError(f"{root}/{e}") from e.__cause__
     except OSError as e:
         raise BundleError(f"{root}: got {shown(str(e))}, expected files that can be read and written") from e
+
+
+def listed_files(root: Path) -> set[str]:
+    """Every file below `root`, with "/" between the parts. Links are refused: they could lead out of the bundle."""
+    found = set()
+    for folder, subfolders, names in os.walk(root):
+        for name in (*subfolders, *names):
+            path = Path(folder, name)
+            relative = path.relative_to(root).as_posix()
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise BundleError(f"{relative}: got a link or a special file, expected a regular one")
+            if path.is_file():
+                found.add(relative)
+    return found
+
+
+def check_listed(root: Path, names: Iterable[str]) -> None:
+    """Raises BundleError unless these files, and the manifest that lists them, are what lies below `root`."""
+    found = listed_files(root)
+    for file in sorted({*names} ^ found - {MANIFEST_FILE}):
+        if file in found:
+            raise BundleError(f"{file}: got a file that {MANIFEST_FILE} does not list, expected none")
+        raise BundleError(f"{file}: got no such file, expected it as {MANIFEST_FILE} lists it")
+
+
+def bundle_around(path: Path) -> Path | None:
+    """The bundle in whose directory a path lies, None if in none. Anything else in there and it does not load any more."""
+    within = path.absolute().parent.resolve()
+    return next((folder for folder in (within, *within.parents) if (folder / MANIFEST_FILE).is_file()), None)
 
 
 def _read_vocabulary(root: Path, file: str) -> VocabularyTable:

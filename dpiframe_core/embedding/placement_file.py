@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from dpiframe_core.embedding.frequency import Ranks
@@ -67,8 +67,9 @@ def write_placement(path: str | os.PathLike[str], placement: Placement) -> None:
             save_file({name: np.ascontiguousarray(own) for name, own in placement.ranks.items()}, staging / RANKS_FILE)
             (staging / RANKS_FILE).chmod((staging / PLACEMENT_FILE).stat().st_mode)  # safetensors lets its owner alone read it
         staging.rename(root)
-    except OSError as error:
-        raise InputError("placement", str(root), f"a path that may be written ({error.strerror})") from None
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise InputError("placement", str(root), f"a path that may be written ({reason})") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -87,16 +88,12 @@ def read_placement(path: str | os.PathLike[str], schema: FeatureSchema) -> Place
     """
     root = Path(path)
     file = _read_file(root / PLACEMENT_FILE)
-    ranked = sorted(t.table for t in file.tables if t.ranked)
-    ranks = _read_ranks(root / RANKS_FILE) if ranked else {}
-    if sorted(ranks) != ranked:
-        raise BundleError(
-            f"{root / RANKS_FILE}: got ranks of {shown(sorted(ranks))}, expected of {shown(ranked)}, as {PLACEMENT_FILE}"
-        )
+    _check_ranks(root / RANKS_FILE, file)
+    ranks = _read_ranks(root / RANKS_FILE) if any(t.ranked for t in file.tables) else {}
     try:
         placement = Placement(
             file.gpus,
-            tuple(TablePlacement(t.table, t.rows, t.hot, t.warm, t.in_files) for t in file.tables),
+            tuple(_placed(t) for t in file.tables),
             ranks,
             math.inf if file.cold_reads is None else file.cold_reads,
         )
@@ -106,6 +103,43 @@ def read_placement(path: str | os.PathLike[str], schema: FeatureSchema) -> Place
     except InputError as error:
         raise BundleError(f"{root}: {error}") from None
     return placement
+
+
+def check_placement(path: str | os.PathLike[str], schema: FeatureSchema) -> None:
+    """Raises as `read_placement`, but reads no rank: of large tables these are gigabytes."""
+    root = Path(path)
+    file = _read_file(root / PLACEMENT_FILE)
+    found = _check_ranks(root / RANKS_FILE, file)
+    try:
+        Placement(file.gpus, tuple(_placed(t) for t in file.tables)).check(schema)
+    except InputError as error:
+        raise BundleError(f"{root}: {error}") from None
+    for t in file.tables:
+        if t.ranked and found[t.table] != [t.rows]:
+            raise BundleError(f"{root}: ranks.{t.table}: got ranks of {found[t.table]} rows, expected of [{t.rows}]")
+
+
+def _check_ranks(path: Path, file: _File) -> dict[str, list[int]]:
+    """The shapes of the ranks there are.
+
+    Raises:
+        BundleError: they are not of the tables that are said to have some.
+    """
+    ranked = sorted(t.table for t in file.tables if t.ranked)
+    if not ranked and not path.exists():
+        return {}
+    try:
+        with safe_open(path, framework="np") as ranks:
+            found = {name: ranks.get_slice(name).get_shape() for name in sorted(ranks.keys())}
+    except (OSError, SafetensorError) as error:
+        raise BundleError(f"{path}: got {shown(' '.join(str(error).split()))}, expected a whole safetensors file") from None
+    if [*found] != ranked:
+        raise BundleError(f"{path}: got ranks of {shown([*found])}, expected of {shown(ranked)}, as {PLACEMENT_FILE}")
+    return found
+
+
+def _placed(t: _Table) -> TablePlacement:
+    return TablePlacement(t.table, t.rows, t.hot, t.warm, t.in_files)
 
 
 def _read_file(path: Path) -> _File:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpiframe_core.bundle.encoding_files import Encoding, read_encoding
+from dpiframe_core.bundle.encoding_files import Encoding, bundle_around, read_encoding
 from dpiframe_core.embedding.place_rows import place_rows
 from dpiframe_core.embedding.placement import Links, Placement, Tiers, predicted_links, tier_reads, uniform
 from dpiframe_core.embedding.placement_file import check_free, write_placement
@@ -18,6 +18,7 @@ from dpiframe_core.files.table_rows import TableEncoder, column_types, missing_f
 
 _CHUNK_ROWS = 1 << 16
 _GIB, _GB = 1 << 30, 1e9
+_MOST_GIB = 1_000_000  # that an option takes
 _HEADS = ("table", "rows x dim", "MB", "hot", "warm", "host", "reads hot", "warm", "host")
 
 
@@ -90,6 +91,8 @@ def write_plan(
     """
     if out is not None:
         check_free(out, "--out")
+        if around := bundle_around(out):
+            raise InputError("--out", str(out), f"a path outside of the bundle {around}, which loads with its own files alone")
     read = read_encoding(bundle)
     schema = read.manifest.feature_schema
     if trace is None:
@@ -97,10 +100,17 @@ def write_plan(
     else:
         counts = count_rows(schema, trace_blocks(read, trace))
         source = f"reads of {counts.rows:,} rows of {trace}"
-    made = plan(read, counts, source, gpus, int(hbm_gib * _GIB), links, None if host_gib is None else int(host_gib * _GIB))
+    hbm, host = _bytes("--hbm-gib", hbm_gib), None if host_gib is None else _bytes("--host-gib", host_gib)
+    made = plan(read, counts, source, gpus, hbm, links, host)
     if out is not None:
         write_placement(out, made.placement)
     return made
+
+
+def _bytes(option: str, gib: float) -> int:
+    if not gib < _MOST_GIB:
+        raise InputError(option, gib, f"a number below {_MOST_GIB:,}")
+    return int(gib * _GIB)
 
 
 def plan(

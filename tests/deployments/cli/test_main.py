@@ -203,10 +203,10 @@ def test_token_prints_the_line_of_the_file_and_beside_it_the_token(tmp_path: Pat
     assert secret not in done.stdout
     (tmp_path / "t.yaml").write_text(done.stdout)
     Gate(str(tmp_path / "t.yaml")).require([(b"authorization", f"Bearer {secret}".encode())], "metrics")
-    for wrong in (("a b", "--scope", "score"), ("a", "--scope", "all")):
+    for where, *wrong in (("name", "a b", "--scope", "score"), ("scope", "a", "--scope", "all")):
         done = dpiframe_here("token", *wrong)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("error: Token.")
+        assert done.stderr.startswith(f"error: {where}: got ")
     assert dpiframe_here("token", "a").returncode == 2
 
 

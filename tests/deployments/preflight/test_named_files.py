@@ -23,6 +23,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made(folder / "tokens.yaml", ranker=["score"])
     for name in ("one", "other"):
         certificate(folder, name)
+    small_bundle(folder / "littered", DeepFM(hidden_units=(4,)))
+    (folder / "littered" / "scored.parquet").touch()
+    (folder / "plan").mkdir()
+    (folder / "plan" / "placement.json").write_text('{"format": "dpiframe-placement/1", "gpus": 1, "tables": []}')
     (folder / "damaged").mkdir()
     (folder / "damaged" / "model.yaml").write_text("format: dpiframe-bundle/1\nname: [\n")
     return folder
@@ -74,6 +78,14 @@ def test_sound_files_have_no_fault(place: Path) -> None:
         (
             {"models": [{"path": "models/a", "tables": {"placement": "none"}}]},
             "models.0.tables.placement: got 'none', expected a directory that dpiframe plan wrote (no placement.json",
+        ),
+        (
+            {"models": [{"path": "models/a", "tables": {"placement": "plan"}}]},
+            "models.0.tables.placement: plan: tables: got [], expected the model's, [",
+        ),
+        (
+            {"models": [{"path": "littered"}]},
+            "models.0.path: littered/scored.parquet: got a file that model.yaml does not list, expected none",
         ),
         ({"models_state": "none/state.json", "models_root": "models"}, "models_state: got 'none' (nothing there), expected a "),
         ({"models_state": "one.crt", "models_root": "models"}, "models_state: one.crt: got "),

@@ -330,6 +330,8 @@ def test_an_existing_path_is_kept_unless_it_is_a_bundle_to_overwrite(bundle: Pat
     assert str(caught.value) == f"{bundle}: got an existing path, {rule}"
     with pytest.raises(BundleError, match=r"tags.safetensors: weight: got nan"):
         write_bundle(bundle, **spoiled(tables=parts()["tables"] | {"tags": NAN_TABLE}), overwrite=True)
+    with pytest.raises(BundleError, match=r"demo/tables/int8: got a path in the bundle .*demo, expected one outside"):
+        write_bundle(bundle / "tables" / "int8", **parts())
     assert contents(bundle) == before
     write_bundle(bundle, **spoiled(version="2"), overwrite=True)
     assert read_bundle(bundle).manifest.version == "2"

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from dpiframe_core.embedding import placement_file
 from dpiframe_core.embedding.placement import Placement, TablePlacement
-from dpiframe_core.embedding.placement_file import read_placement, write_placement
+from dpiframe_core.embedding.placement_file import check_placement, read_placement, write_placement
 from dpiframe_core.errors import BundleError, InputError
 from tests.dpiframe_core.embedding.plan_schema import schema_of
 
@@ -102,6 +104,7 @@ def edited(path, **changes):
         ({"t0": {"warm": 7}}, r"tables.t0: got \(1, 7, 6, 6\), expected 0 <= hot <= warm <= rows"),
         ({"t0": {"table": "no"}}, r"tables: got \['no', 't1'\], expected the model's, \['t0', 't1'\]"),
         ({"t0": {"rows": 7}}, "tables.t0.rows: got 7, expected 6, as the model has"),
+        ({"t1": {"ranked": False}}, r"ranks.safetensors: got ranks of \['t1'\], expected of \[\], as placement.json"),
         (
             {"t0": {"ranked": True}},
             r"ranks.safetensors: got ranks of \['t1'\], expected of \['t0', 't1'\], as placement.json",
@@ -110,8 +113,10 @@ def edited(path, **changes):
     ids=str,
 )
 def test_a_file_that_does_not_fit_is_refused(tmp_path, changes, message):
-    with pytest.raises(BundleError, match=f"placed.{message}|placed: {message}"):
-        read_placement(edited(tmp_path / "placed", **changes), SCHEMA)
+    path = edited(tmp_path / "placed", **changes)
+    for read in (read_placement, check_placement):
+        with pytest.raises(BundleError, match=f"placed.{message}|placed: {message}"):
+            read(path, SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +134,24 @@ def test_ranks_that_are_no_permutation_are_refused(tmp_path, ranks, message):
     save_file({"t1": own}, tmp_path / "placed" / "ranks.safetensors")
     with pytest.raises(BundleError, match=f"placed: {message}"):
         read_placement(tmp_path / "placed", SCHEMA)
+
+
+def test_ranks_are_counted_without_reading_them(tmp_path):
+    write_placement(tmp_path / "placed", PLACED)
+    check_placement(tmp_path / "placed", SCHEMA)
+    save_file({"t1": RANKS[:2]}, tmp_path / "placed" / "ranks.safetensors")
+    with pytest.raises(BundleError, match=r"placed: ranks.t1: got ranks of \[2\] rows, expected of \[3\]"):
+        check_placement(tmp_path / "placed", SCHEMA)
+
+
+def test_a_full_disk_is_told_and_nothing_is_left(tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    monkeypatch.setattr(placement_file, "save_file", full)
+    with pytest.raises(InputError, match=r"placement: got .*, expected a path that may be written \(.*No space left"):
+        write_placement(tmp_path / "placed", PLACED)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_what_is_missing_or_cut_short_is_refused(tmp_path):

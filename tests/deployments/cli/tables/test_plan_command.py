@@ -100,6 +100,17 @@ def test_what_cannot_be_planned_is_refused(bundle: Bundle, tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"--out: got '.*rows.parquet', expected a path where nothing is yet"):
         write_plan(bundle.path, 1, 1.0, rows, 1.05, Links(), rows)
     with pytest.raises(
+        InputError, match=r"--out: got '.*placed', expected a path outside of the bundle .*, which loads with its own"
+    ):
+        write_plan(bundle.path, 1, 1.0, rows, 1.05, Links(), bundle.path / "placed")
+    for given, option in (
+        ((float("inf"), None), "--hbm-gib"),
+        ((1.0, 1e300), "--host-gib"),
+        ((float("nan"), None), "--hbm-gib"),
+    ):
+        with pytest.raises(InputError, match=f"{option}: got .*, expected a number below 1,000,000"):
+            write_plan(bundle.path, 1, given[0], None, 1.05, Links(), None, given[1])
+    with pytest.raises(
         InputError, match=r"hbm_gib: got 9.31e-09, 10 bytes, expected at least 10[0-9] bytes: .* for a row of each of 6 tables"
     ):
         write_plan(bundle.path, 1, 10 / GIB, None, 1.05, Links(), None)
