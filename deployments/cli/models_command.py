@@ -6,7 +6,7 @@ from urllib.parse import quote
 import typer
 
 from deployments.cli.terminal import one_line_errors, stdout
-from dpiframe_core.errors import ConfigError, DPIFrameError
+from dpiframe_core.errors import ConfigError, DPIFrameError, listed
 from dpiframe_core.strict_yaml import load_yaml
 
 models_app = typer.Typer(no_args_is_help=True, help="Versions of a running service: list, load, share, roll back, unload.")
@@ -42,12 +42,15 @@ def load(
         typer.Option(metavar="YAML", help="Where its rows lie, as in a configuration: '{hbm_gib: 20, replan_s: 600}'."),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for all replicas to be ready.")] = 600,
+    new: Annotated[bool, typer.Option("--new", help="It is a further model: clients that name none are refused then.")] = False,
     url: Url = _HERE,
 ) -> None:
     """Load a version on every replica; once all are ready, have it answer."""
     body: dict[str, Any] = {"live": live, "timeout_s": timeout} | ({"path": path} if path is not None else {})
     with one_line_errors():
         body |= {"tables": _mapping(tables)} if tables is not None else {}
+        if not new:
+            _check_known(url, model)
     _change(url, "PUT", model, f"versions/{quote(version, '')}", body, timeout)
 
 
@@ -95,6 +98,15 @@ def delete(model: Model, url: Url = _HERE) -> None:
     with one_line_errors():
         left = _ask(url, "DELETE", f"/v1/models/{quote(model, '')}")["models"]
         stdout.print(f"served now: {', '.join(left)}", markup=False, soft_wrap=True)
+
+
+def _check_known(url: str, model: str) -> None:
+    """Raises ConfigError if the service does not have the model: a name misspelt would be a further one, and requests that name
+    no model, as they may where there is one, would all be refused.
+    """
+    known = [served["name"] for served in _ask(url, "GET", "/v1/models")["models"]]
+    if model not in known:
+        raise ConfigError(f"model: got {model!r}, expected {listed(known)}, or --new for a further model")
 
 
 def _mapping(text: str) -> dict[str, Any]:

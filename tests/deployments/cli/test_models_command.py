@@ -91,7 +91,17 @@ def test_each_command_is_one_call_with_the_token(
     monkeypatch.setenv("DPIFRAME_TOKEN", "dpi_x")
     done = CliRunner().invoke(app, ["models", *shlex.split(said), "--url", url])
     assert done.exit_code == 0, done.output
-    assert Asked.asked == [(asked[0], asked[1], "Bearer dpi_x", asked[2])]
+    looked = [("GET", "/v1/models", "Bearer dpi_x", None)] if said.startswith("load") else []
+    assert Asked.asked == [*looked, (asked[0], asked[1], "Bearer dpi_x", asked[2])]
+
+
+def test_a_model_that_the_service_does_not_have_is_loaded_only_as_a_new_one(url: str) -> None:
+    done = CliRunner().invoke(app, ["models", "load", "ctrr", "4", "ctr-4", "--url", url])
+    assert (done.exit_code, done.output) == (1, "error: model: got 'ctrr', expected ctr, or --new for a further model\n")
+    assert [asked[0] for asked in Asked.asked] == ["GET"]
+    done = CliRunner().invoke(app, ["models", "load", "ctrr", "4", "ctr-4", "--new", "--url", url])
+    assert done.exit_code == 0, done.output
+    assert [asked[:2] for asked in Asked.asked[1:]] == [("PUT", "/v1/models/ctrr/versions/4")]
 
 
 @pytest.mark.parametrize("said", ["ctr 3", "ctr 3 --by user", "ctr off 5"])
