@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from deployments.config_models import Canary, ModelRef
 from deployments.lifecycle.refusals import Conflict
@@ -33,6 +33,14 @@ class ModelState(Strict):
     previous: Version | None = None
     canary: CanaryOf | None = None
     shadow: Version | None = None
+
+    @model_validator(mode="after")
+    def _parts_are_loaded(self) -> Self:
+        parts = {"live": self.live, "previous": self.previous, "shadow": self.shadow}
+        for part, version in (parts | {"canary": self.canary and self.canary.version}).items():
+            if version is not None and version not in self.versions:
+                raise ValueError(f"{part}: got {version!r}, expected a version among releases: {', '.join(self.versions)}")
+        return self
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -146,7 +154,8 @@ class Desired(Strict):
             return self.changed(release.model, ModelState(releases=(release,), live=release.version))
         known = next((r for r in state.releases if r.version == release.version), None)
         if known is not None and known != release:
-            got = f"{release.version!r} of another bundle than the one loaded ({known.fingerprint[:16]}, {known.path})"
+            other = "another bundle" if known.fingerprint != release.fingerprint else "other tables or another path"
+            got = f"{release.version!r} of {other} than the one loaded ({known.fingerprint[:16]}, {known.path})"
             raise Conflict(f"version: got {got}, expected a version of its own")
         if known is None:
             state = state.model_copy(update={"releases": (*state.releases, release)})

@@ -1,12 +1,13 @@
 """The file that remembers what a service serves over a restart of all of it. Written whole, or not at all."""
 
+import json
 import os
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from deployments.lifecycle.desired import Desired
-from dpiframe_core.errors import ConfigError
+from dpiframe_core.errors import ConfigError, shown
 from dpiframe_core.strict import Strict, first_fault
 
 
@@ -27,8 +28,14 @@ class StateFile:
         """None if there is none yet. Raises ConfigError if it is damaged."""
         if self._path is None or not self._path.exists():
             return None
+        text = self._path.read_bytes()
         try:
-            return Remembered.model_validate_json(self._path.read_bytes())
+            json.loads(text)
+        except (ValueError, RecursionError) as error:
+            got, without = shown(f"{len(text)} bytes that are no JSON ({error})"), "without it the configuration counts"
+            raise ConfigError(f"{self._path}: got {got}, expected what a service left there; {without}") from None
+        try:
+            return Remembered.model_validate_json(text)
         except ValidationError as error:
             raise ConfigError(f"{self._path}: {first_fault(error)}; without it the configuration counts") from None
 

@@ -126,7 +126,8 @@ class _Search:
         """Where the rows of each table end that the host's memory holds behind the hot ones, at least `least`."""
         need = self._cost(hot, least, 1)
         if need > room:
-            raise InputError("host_bytes", room, f"at least {need} for rows of other GPUs and for small tables")
+            what = "small tables" if self.gpus == 1 else "rows of other GPUs and for small tables"
+            raise InputError.worded("host_gib", f"{room / 2**30:.3g}, {room} bytes", f"at least {need} bytes for {what}")
         return self._filled(hot, least, 1, room)
 
     def reads_behind(self, ends: Rows) -> int:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.config import parse_config
+from deployments.config_tables import TablesHome
 from deployments.lifecycle.desired import CanaryOf, Desired, ModelState, desired_of
 from deployments.lifecycle.refusals import Conflict
 from deployments.lifecycle.release import Release
@@ -61,6 +62,8 @@ def test_a_canary_or_a_shadow_that_goes_live_is_one_no_longer() -> None:
         (lambda d: d.changed("m", None), Conflict, "model: got 'm', the only one of this service, expected another one"),
         (lambda d: d.with_release(release("2", bundle="x"), live=True), Conflict,
          r"version: got '2' of another bundle than the one loaded \(22222222, /models/2\), expected a version of its own"),
+        (lambda d: d.with_release(release("2").model_copy(update={"tables": TablesHome(hbm_gib=1)}), live=True), Conflict,
+         r"version: got '2' of other tables or another path than the one loaded \(22222222, /models/2\), expected a ver"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_the_rule(change: object, kind: type[DPIFrameError], why: str) -> None:
@@ -194,5 +197,17 @@ def test_a_state_is_remembered_whole_and_a_damaged_file_is_told(tmp_path: Path) 
     (tmp_path / "state.json").write_text(json.dumps({"digest": "d", "desired": {"models": 1}}))
     with pytest.raises(ConfigError, match=r"state\.json: desired\.models: got 1, expected .*; without it the configuration"):
         file.read()
+    for text in ("", '{"digest": "d", "des'):
+        (tmp_path / "state.json").write_text(text)
+        with pytest.raises(
+            ConfigError, match=r"state\.json: got '\d+ bytes that are no JSON .*, expected what a service left th"
+        ):
+            file.read()
+    left = Remembered(digest="d", desired=state).model_dump(mode="json")
+    for part, version in (("live", "9"), ("shadow", "9"), ("previous", "9"), ("canary", {"version": "9", "percent": 1})):
+        models = {"m": left["desired"]["models"]["m"] | {part: version}}
+        (tmp_path / "state.json").write_text(json.dumps(left | {"desired": left["desired"] | {"models": models}}))
+        with pytest.raises(ConfigError, match=rf"state\.json: .*{part}: got '9', expected a version among releases: 1, 2"):
+            file.read()
     StateFile(None).write(Remembered(digest="d", desired=state))
     assert StateFile(None).read() is None

@@ -263,5 +263,7 @@ def test_rows_that_the_host_does_not_hold_stay_in_files_those_read_least():
 
 def test_a_host_that_does_not_hold_the_rows_of_other_gpus_is_refused():
     schema = schema_of((5000, 8))
-    with pytest.raises(InputError, match=r"host_bytes: got 100, expected at least \d+ for rows of other GPUs"):
+    with pytest.raises(
+        InputError, match=r"host_gib: got 9.31e-08, 100 bytes, expected at least \d+ bytes for rows of other GPUs"
+    ):
         place_rows(schema, zipf_counts(schema, 1.1), 2, 32 * 2000, host_bytes=100)
