@@ -43,7 +43,7 @@ _IN_C: Mapping[str, Sequence[str]] = {  # functions of the listener, and of the 
     ),
     "answer": ("answer", "answered", "dpi_ended", "behind_block", "told", "listener_answer", "all_finite"),
     "count": ("dpi_counted", "sampled", "apart", "dpi_drawn", "dpi_express_seen"),
-    "model": ("help", "copy_piece", "dpi_share_copy"),
+    "model": ("help", "copy_piece", "dpi_offer_copy", "dpi_finish_copy", "run_batch"),
 }  # fmt: skip
 _OF_C = {symbol: stage for stage, symbols in _IN_C.items() for symbol in symbols}
 _OF_PYTHON: Sequence[tuple[str, Sequence[str]]] = (  # the first of which a part is in "NAME:FILE"
