@@ -41,5 +41,5 @@ def scores_of(answer: httpx.Response, rows: int | None) -> Scores:
     if rows is not None and shape[0] != rows:
         raise ValueError(f"got scores of {shape[0]} candidates, expected {rows}")
     scores = np.frombuffer(content, "<f4", offset=length).reshape(shape).astype(np.float32, copy=False).view(Scores)
-    scores.degraded_rows = int(envelope.get("parameters", {}).get("degraded_rows", 0))
+    scores.degraded_rows = int((envelope.get("parameters") or {}).get("degraded_rows", 0))
     return scores

@@ -165,10 +165,10 @@ class Moods(httpx.BaseTransport, httpx.AsyncBaseTransport):
         return self.handle_request(request)
 
 
-def good(scores: int = 1, degraded: int = 0, **changed: Any) -> httpx.Response:
-    """So many scores, in the binary form; `changed`: of the output."""
+def good(scores: int = 1, degraded: int | None = 0, **changed: Any) -> httpx.Response:
+    """So many scores, in the binary form; `changed`: of the output. degraded: None: the answer has no parameters."""
     output = {"name": "scores", "datatype": "FP32", "shape": [scores, 1], "parameters": {"binary_data_size": 4 * scores}}
-    parameters = {"oov_count": 0, **({"degraded_rows": degraded} if degraded else {})}
+    parameters = None if degraded is None else {"oov_count": 0, **({"degraded_rows": degraded} if degraded else {})}
     envelope = json.dumps({"parameters": parameters, "outputs": [output | changed]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(envelope))}
     return httpx.Response(200, headers=headers, content=envelope + np.full(scores, 0.5, np.float32).tobytes())
@@ -323,7 +323,7 @@ def test_the_client_needs_neither_ray_nor_fastapi_nor_torch() -> None:
 
 @pytest.mark.parametrize("score", [sync_score, async_score], ids=["sync", "async"])
 def test_scores_say_how_many_rows_were_late(score: Callable[..., Any]) -> None:
-    assert score(Moods(good())).degraded_rows == 0
+    assert score(Moods(good())).degraded_rows == score(Moods(good(degraded=None))).degraded_rows == 0
     found = score(Moods(good(degraded=3)))
     assert (found.degraded_rows, found[:, 0].degraded_rows, found.tolist()) == (3, 3, [[0.5]])
     assert isinstance(found, Scores)
