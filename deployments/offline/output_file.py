@@ -15,10 +15,15 @@ def check_outfile(option: str, path: Path, *endings: str) -> None:
         raise InputError(option, str(path), f"a file in a folder that exists; {path.parent} does not")
     if path.is_dir():
         raise InputError(option, str(path), "a file, not a folder")
-    if around := bundle_around(path):
-        raise InputError(option, str(path), f"a file outside of the bundle {around}, which loads with its own files alone")
+    check_outside(option, path)
     if endings and path.suffix.lower() not in endings:
         raise InputError(option, str(path), f"a name that ends in {' or '.join(endings)}")
+
+
+def check_outside(option: str, path: Path) -> None:
+    """Raises InputError if the path lies in a bundle."""
+    if around := bundle_around(path):
+        raise InputError(option, str(path), f"a path outside of the bundle {around}, which loads with its own files alone")
 
 
 def write_outfile(option: str, path: Path, text: str) -> None:

@@ -13,7 +13,6 @@ from deployments.access.tokens import read_tokens
 from deployments.config import DeploymentConfig
 from deployments.host_sockets.listening import group_id
 from deployments.lifecycle.desired import desired_of
-from deployments.lifecycle.release import Release
 from deployments.lifecycle.state_file import StateFile
 from deployments.tls.front import check_certificate
 from dpiframe_core.bundle.encoding_files import check_listed, named
@@ -74,7 +73,6 @@ def _check_bundle(config: DeploymentConfig, i: int) -> None:
     if placement and not (Path(placement) / PLACEMENT_FILE).is_file():
         rule = f"a directory that dpiframe plan wrote (no {PLACEMENT_FILE} in it)"
         raise ConfigError(f"models.{i}.tables.placement: got {placement!r}, expected {rule}")
-    Release.of(ref)
     with named(Path(ref.path)):
         manifest = parse_manifest((Path(ref.path) / MANIFEST_FILE).read_bytes())
         check_listed(Path(ref.path), manifest.files)

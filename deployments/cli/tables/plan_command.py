@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpiframe_core.bundle.encoding_files import Encoding, bundle_around, read_encoding
+from deployments.offline.output_file import check_outside
+from dpiframe_core.bundle.encoding_files import Encoding, read_encoding
 from dpiframe_core.embedding.place_rows import place_rows
 from dpiframe_core.embedding.placement import Links, Placement, Tiers, predicted_links, tier_reads, uniform
 from dpiframe_core.embedding.placement_file import check_free, write_placement
@@ -91,8 +92,7 @@ def write_plan(
     """
     if out is not None:
         check_free(out, "--out")
-        if around := bundle_around(out):
-            raise InputError("--out", str(out), f"a path outside of the bundle {around}, which loads with its own files alone")
+        check_outside("--out", out)
     read = read_encoding(bundle)
     schema = read.manifest.feature_schema
     if trace is None:

@@ -142,7 +142,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path
     (tmp_path / "bundle" / "model.yaml").touch()
     (tmp_path / "link").symlink_to(tmp_path / "bundle")
     for folder in ("bundle", "link"):
-        with pytest.raises(InputError, match=r"expected a file outside of the bundle .*bundle, which loads with its own files"):
+        with pytest.raises(InputError, match=r"expected a path outside of the bundle .*bundle, which loads with its own files"):
             check_outfile("--out", tmp_path / folder / "x.json")
     with pytest.raises(InputError, match=r"--out: got .*, expected a file that may be written \(Is a directory\)"):
         write_outfile("--out", tmp_path, "text")
