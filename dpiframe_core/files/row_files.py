@@ -17,7 +17,7 @@ from dpiframe_core.files.json_lines import JsonLines
 from dpiframe_core.files.text_columns import cell, converted, csv_bytes, parser, text
 
 FORMATS = (".csv", ".tsv", ".parquet", ".jsonl")
-_TEXT_BLOCK = 4 << 20  # bytes of text that are parsed at once
+_TEXT_BLOCK = 2 << 20  # bytes of text that are parsed at once; Arrow reads up to 32 of them ahead
 _PARQUET_BUFFER = 1 << 20  # bytes of a column that are read ahead, in place of the whole column of a row group
 
 
@@ -159,7 +159,8 @@ def _csv_batches(file: RowFile) -> Iterator[tuple[pa.Table, float]]:
     bad_rows: list[pa.csv.InvalidRow] = []
     row, size = 1, max(1, file.path.stat().st_size)
     wanted = [n for n in names if file.columns is None or n in file.columns]
-    with file.path.open("rb") as source:
+    # Not a file of Python's: Arrow reads ahead in a thread, and one that is in Python at exit hangs or ends the process.
+    with pa.OSFile(str(file.path)) as source:
         try:
             batches = csv_bytes(
                 source, names, delimiter, bad_rows, skip_rows=1, block_bytes=_TEXT_BLOCK, wanted=wanted,

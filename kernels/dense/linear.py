@@ -101,11 +101,11 @@ class Linear:
             if not self.cross and not self._apart:
                 ways[f"epilogue{suffix}"] = lambda w=weight: self._fused(x, w, out)  # type: ignore[misc]
         if self._triton:
-            from kernels.dense.linear_triton import TILES, linear
+            from kernels.dense.linear_triton import MOST_ROWS, TILES, linear
 
             relu = self.activation == "relu"
             for tile in TILES:
-                if tile.rows <= max(16, 2 * x.shape[0]):
+                if tile.rows <= max(16, 2 * x.shape[0]) and x.shape[0] <= MOST_ROWS:
                     crossed = x0, x if xl is None else xl, self._outer_bias
                     ways[tile.name] = partial(linear, x, self._weight, self._bias, out, *crossed, relu, tile)
         return ways
@@ -124,7 +124,7 @@ class Linear:
         """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name.
 
         found: of layers that were timed in this warm-up. One of the same shapes and strides is alike.
-        brief: without Triton's ways, each of which takes a third of a second to compile. `rough` has the rows of such choices.
+        brief: without Triton's ways, which take some seconds to compile. `rough` has the rows of such choices.
         """
         rows = x.shape[0]
         if rows not in self._choice or (rows in self.rough and not brief):
@@ -133,6 +133,10 @@ class Linear:
             timed = {name: way for name, way in ways.items() if not (brief and name.startswith(TRITON))}
             like = "linear", rows, *self._weight.shape, self.activation, self._outer_bias, *lies, *timed
             if known not in ways and like not in found:
+                if compiled := [way for name, way in timed.items() if name.startswith(TRITON) and isinstance(way, partial)]:
+                    from kernels.dense.linear_triton import compile_side_by_side
+
+                    compile_side_by_side(compiled)
                 found[like] = fastest(timed)
             self._choice[rows] = known if known in ways else found[like]
             self.rough.discard(rows)

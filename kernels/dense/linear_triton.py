@@ -3,11 +3,17 @@
 Imported only where there is a GPU: Triton comes with torch's CUDA builds.
 """
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+
+from kernels.runtime.cores import usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,8 @@ class Tile:
         return f"triton-{self.rows}x{self.columns}x{self.depth}-w{self.warps}-s{self.stages}"
 
 
-# Each is the fastest somewhere between 1 and 2048 rows of 256 to 1024 columns on an H200; above that cuBLAS is.
+MOST_ROWS = 2048
+# Each is the fastest somewhere between 1 and MOST_ROWS rows of 256 to 1024 columns on an H200; above that cuBLAS is.
 TILES = (
     Tile(16, 16, 128, 2, 4),
     Tile(16, 32, 128, 4, 4),
@@ -86,11 +93,31 @@ def linear(
 
     float32 operands are multiplied in tf32. K and N are multiples of 8, rows 16-byte aligned.
     """
+    grid, operands, constants = _call(x, weight, bias, out, x0, xl, outer_bias, relu, tile)
+    _linear[grid](*operands, **constants)
+
+
+def compile_side_by_side(calls: Iterable[partial[None]]) -> None:
+    """Has the kernels of these calls of `linear` compiled in threads; each takes a third of a second."""
+    with ThreadPoolExecutor(usable_cores()) as threads, triton.AsyncCompileMode(threads):
+        for call in calls:
+            grid, operands, constants = _call(*call.args)
+            _linear.warmup(*operands, grid=grid, **constants)
+
+
+def _call(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, x0: torch.Tensor | None, xl: torch.Tensor,
+    outer_bias: bool, relu: bool, tile: Tile,
+) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """Grid, arguments and constants of a launch."""
     (rows, width), columns = x.shape, weight.shape[0]
-    grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows))
-    _linear[grid](
+    grid = triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows)
+    operands = (
         x, weight, bias, x if x0 is None else x0, xl, out, rows, columns, width,
         x.stride(0), weight.stride(0), 0 if x0 is None else x0.stride(0), xl.stride(0), out.stride(0),
-        BM=tile.rows, BN=tile.columns, BK=tile.depth, RELU=relu, CROSS=x0 is not None, OUTER=outer_bias,
-        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    constants = {
+        "BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "RELU": relu, "CROSS": x0 is not None, "OUTER": outer_bias,
+        "num_warps": tile.warps, "num_stages": tile.stages,
+    }  # fmt: skip
+    return grid, operands, constants

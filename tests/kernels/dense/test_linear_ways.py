@@ -68,3 +68,42 @@ def test_every_way_to_compute_a_linear_layer_gives_the_same_result(rows, width, 
             run()
             assert (np.abs(result[:, :out].cpu().numpy() - want) <= bound).all()
             assert torch.isfinite(result).all(), "pad columns must stay finite"
+
+
+@pytest.mark.gpu
+def test_tritons_ways_compile_side_by_side_before_they_are_timed(monkeypatch, tmp_path):
+    import triton
+
+    from kernels.dense.linear import TRITON, Linear, matmul_precision
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled: list[bool] = []  # whether it was asked for ahead of a launch
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_cache_hook", lambda *args, is_manual_warmup, **kwargs: compiled.append(is_manual_warmup)
+    )
+    rows, width = 64, 328  # no other test's width
+    layer = Linear(torch.randn(width, width), torch.zeros(width), "relu", torch.bfloat16, torch.device("cuda", 0))
+    x, out = (torch.randn(rows, width, device="cuda").bfloat16() for _ in range(2))
+    with torch.inference_mode(), matmul_precision("bf16"):
+        layer.tune({}, x, out, None, lane_state(rows, "cuda"))
+        ways = layer.ways(x, out, None, lane_state(rows, "cuda"))
+        for run in ways.values():
+            run()
+    assert compiled
+    assert compiled == [True] * sum(name.startswith(TRITON) for name in ways)
+
+
+@pytest.mark.gpu
+def test_of_many_rows_tritons_ways_are_none_and_no_choice_is_rough():
+    from kernels.dense.linear import TRITON, Linear, matmul_precision
+    from kernels.dense.linear_triton import MOST_ROWS
+
+    layer = Linear(torch.randn(16, 16), torch.zeros(16), "relu", torch.bfloat16, torch.device("cuda", 0))
+    rows = 2 * MOST_ROWS
+    x, out = (torch.randn(rows, 16, device="cuda").bfloat16() for _ in range(2))
+    with torch.inference_mode(), matmul_precision("bf16"):
+        few, many = (layer.ways(x[:n], out[:n], None, lane_state(n, "cuda")) for n in (MOST_ROWS, rows))
+        assert any(name.startswith(TRITON) for name in few)
+        assert not any(name.startswith(TRITON) for name in many)
+        layer.tune({}, x, out, None, lane_state(rows, "cuda"), brief=True)
+    assert rows not in layer.rough
