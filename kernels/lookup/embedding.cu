@@ -3,8 +3,9 @@
 //
 // Grid: block b owns rows [b * R, b * R + R). A thread of the first UNIT_THREADS owns one unit, a vector of VEC (or 1)
 // consecutive output columns of one feature, for every LANES-th row: neighbouring threads read one table row and store to
-// neighbouring addresses whatever the tables' dims, and UNROLL row loads of a thread are in flight before the first is used.
-// The other warps sum the first-order terms, GROUP lanes a row, so that these reads wait beside the units' and not after them.
+// neighbouring addresses whatever the tables' dims, and UNROLL row loads of a thread are in flight before the first is used. A
+// history is written once a context, by the block with its first row, into the row of x that has the context's number. The other
+// warps sum the first-order terms, GROUP lanes a row, so that these reads wait beside the units' and not after them.
 //   1. ids and numbers of the rows start on their way into shared memory, straight from pinned host memory, 128-byte lines at a
 //      time: each crosses the bus once, and whole (row_loads.cuh). No line should be read by many blocks, for its reads queue up at
 //      40 ns each (H200); which rows are a bucket's padding is told by their own request_of_row, -1, and the generation lies in
@@ -46,7 +47,8 @@
 #define OUT_FACTOR 1.0f   // what values are multiplied by where OUT is fp8: one over its scale
 #define TIERS 0           // whether tables lie in several segments, or by the ranks of their rows
 #define AHEAD 0           // whether rows may still be staged after the launch
-#define ONCE {0, 0}       // columns of x, [first, end), that are written but in the first of a block's neighbouring rows of a context
+#define FIRST_ONCE 24     // units of x ahead of those of one id or mask that are written but once a context, in the row of its number
+#define AGAIN_WORDS 1     // of a context's ids: that hold what other units read
 #define SHARED {16, 48}   // columns of x, [first, end), that are written for each context too; {0, 0}: none
 #endif
 #if AHEAD
@@ -59,7 +61,7 @@
 #define CANDIDATE_WORDS (CANDIDATE_BYTES / 4)
 #define NUMBERS (CONTEXT_NUMBERS + CANDIDATE_NUMBERS)
 #define THREADS (UNIT_THREADS + TOTAL_THREADS)
-#define LANES (UNITS && UNITS < UNIT_THREADS ? UNIT_THREADS / UNITS : 1)
+#define ONCE (FIRST_ONCE < UNITS)
 #define TERMS ((TOTALS + GROUP - 1) / GROUP < 8 ? (TOTALS + GROUP - 1) / GROUP : 8)  // of a lane, in flight
 
 #include "lookup/wait_for_rows.cuh"
@@ -71,38 +73,33 @@
 
 __device__ __forceinline__ bool narrow(const Source& s) { return NARROW && HOW_WIDTH(s.how) == 1; }
 
-__device__ constexpr int once[][2] = {ONCE};
-__device__ __forceinline__ bool is_once(int column) {
-    bool is = false;
-    for (int i = 0; i < (int)(sizeof(once) / sizeof(once[0])); ++i) is |= once[i][0] <= column && column < once[i][1];
-    return is;
-}
 __device__ constexpr int shared_columns[2] = SHARED;
 #define SHARES (shared_columns[1] > 0)
-__device__ __forceinline__ bool repeats(const int* requests, int r) { return r > 0 && requests[r] == requests[r - 1]; }
-// A context's own row of x, if these columns belong there and a row is the block's first of that context: other blocks with
-// rows of it write the same.
+// Whether a row is its context's first; requests[-1] is of the row ahead of the block. Whether the block has it from the row before.
+__device__ __forceinline__ bool begins(const int* requests, int r) { return requests[r] != requests[r - 1]; }
+__device__ __forceinline__ bool repeats(const int* requests, int r) { return r > 0 && !begins(requests, r); }
+// A context's own row of x, if these columns belong there and a row is that context's first.
 struct Contexts {
     OUT* x;    // [most, columns of SHARED]
     int most;  // more are not wanted
     __device__ __forceinline__ bool want(int column, int r, const int* requests) const {
-        return SHARES && shared_columns[0] <= column && column < shared_columns[1] && !repeats(requests, r) && requests[r] < most;
+        return SHARES && shared_columns[0] <= column && column < shared_columns[1] && begins(requests, r) && requests[r] < most;
     }
     __device__ __forceinline__ OUT* at(int column, int context) const {
         return x + (long long)context * (shared_columns[1] - shared_columns[0]) + column - shared_columns[0];
     }
 };
 
-template <int N>
+// x: of the block's first row; with OF_CONTEXTS of the batch's, of whose rows each context has that of its number.
+template <int N, int LANES, bool OF_CONTEXTS>
 __device__ __forceinline__ void write_unit(
     const Source& s, const float* scales, int lane, int n, OUT* x, int ld, const int* requests, const Contexts& contexts,
     const Staged& at, const Tables& in) {
     const int column = in.units.unit[s.unit].out;
-    const auto left_out = [&](int r) { return is_once(column) && repeats(requests, r); };
     x += column;
     float scale[N];
     read_scales<N>(scale, scales);  // on their way together with the first rows
-    if (MOST > 1 && s.ids > 1) {
+    if (!OF_CONTEXTS && MOST > 1 && s.ids > 1) {
 #pragma unroll 1
         for (int r = lane; r < n; r += LANES) {
             float v[N];
@@ -118,8 +115,7 @@ __device__ __forceinline__ void write_unit(
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k) {
             const int r = first + k * LANES;
-            has[k] = r < n;
-            if (has[k] && left_out(r)) has[k] = HOW_COUNTED(s.how) && at.id(r, s.id, s.how) >= (ID)s.limit;  // but counted in each row
+            has[k] = r < n && (!OF_CONTEXTS || begins(requests, r));
         }
         begin<N, DTYPES, UNROLL>(
             raw, Same{s}, [&](int k) { return first + k * LANES; }, has, at, in);
@@ -127,12 +123,27 @@ __device__ __forceinline__ void write_unit(
         for (int k = 0; k < UNROLL; ++k) {
             const int r = first + k * LANES;
             if (r >= n) break;
-            if (left_out(r)) continue;
+            if (OF_CONTEXTS && !begins(requests, r)) continue;
             float v[N];
             finish<N, DTYPES>(v, raw[k], s, scale, r, at);
-            write_columns<N>(x + (long long)r * ld, v);
-            if (contexts.want(column, r, requests)) write_columns<N>(contexts.at(column, requests[r]), v);
+            write_columns<N>(x + (long long)(OF_CONTEXTS ? requests[r] : r) * ld, v);
+            if (!OF_CONTEXTS && contexts.want(column, r, requests)) write_columns<N>(contexts.at(column, requests[r]), v);
         }
+    }
+}
+
+// COUNT units from FIRST on. take(i) makes unit i the thread's own; without OF_CONTEXTS its first one is that already.
+template <int FIRST, int COUNT, bool OF_CONTEXTS, typename Take>
+__device__ __forceinline__ void write_units(
+    const Source& own, const float* const& scales, Take take, int n, OUT* x, int ld, const int* requests, const Contexts& contexts,
+    const Staged& at, const Tables& in) {
+    constexpr int LANES = COUNT && COUNT < UNIT_THREADS ? UNIT_THREADS / COUNT : 1;
+    for (int i = threadIdx.x; COUNT && i < COUNT * LANES; i += UNIT_THREADS) {
+        const int lane = i / (COUNT + !COUNT);
+        if (OF_CONTEXTS) take(FIRST + i - lane * COUNT);
+        else if (COUNT * LANES > UNIT_THREADS && i != threadIdx.x) take(i);
+        if (narrow(own)) write_unit<1, LANES, OF_CONTEXTS>(own, scales, lane, n, x, ld, requests, contexts, at, in);
+        else write_unit<VEC, LANES, OF_CONTEXTS>(own, scales, lane, n, x, ld, requests, contexts, at, in);
     }
 }
 
@@ -152,20 +163,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     extern __shared__ __align__(128) char shared[];  // whole lines, of which what is staged may take one more (row_loads.cuh)
     Source* terms = reinterpret_cast<Source*>(shared);                     // [TOTALS]
     float* term_scales = reinterpret_cast<float*>(terms + TOTALS);         // [TOTALS]
-    int* requests = reinterpret_cast<int*>(term_scales + TOTALS);          // [R]
-    unsigned* own_context_ids = reinterpret_cast<unsigned*>(requests + R); // [R][CONTEXT_WORDS]
+    int* requests = reinterpret_cast<int*>(term_scales + TOTALS) + 1;      // [R], and of the row ahead
+    int* read_for = requests + R;                                          // [R]: a row's first neighbour of the same context
+    unsigned* own_context_ids = reinterpret_cast<unsigned*>(read_for + R); // [R][CONTEXT_WORDS], of those rows alone
     float* own_context_numbers = reinterpret_cast<float*>(own_context_ids + R * CONTEXT_WORDS);  // [R][CONTEXT_NUMBERS]
-    char* free = shared + lines(TOTALS * (sizeof(Source) + 4) + R * 4 * (1 + CONTEXT_WORDS + CONTEXT_NUMBERS));
+    char* free = shared + lines(TOTALS * (sizeof(Source) + 4) + 4 + R * 4 * (2 + CONTEXT_WORDS + CONTEXT_NUMBERS));
     let_dependents_start();
 
     const int tid = threadIdx.x, first = blockIdx.x * R, staged = min(R, bucket - first);
     const bool recorder = blockIdx.x == 0 && tid == THREADS - 1;
     int true_rows = 0, all_contexts = 0;
-    Staged at = {own_context_ids, nullptr, own_context_numbers, nullptr};
+    Staged at = {own_context_ids, nullptr, own_context_numbers, nullptr, read_for};
     // Padding too, rather than wait for request_of_row to cross the bus first. It goes to shared memory as well: in a register its
     // sign was wanted before the other reads had started, which then came a trip over the bus later (1.3 us, H200).
     const auto fetch_rows = [&] {
         if (tid < staged) copy_word(requests + tid, request_of_row + first + tid);
+        if (tid == 0 && first > 0) copy_word(requests - 1, request_of_row + first - 1);
+        else if (tid == 0) requests[-1] = -1;
         const auto staged_rows = [&](const auto* rows, int words, char* to) {
             return stage(rows + (long long)first * words, staged * words, first * words, (bucket - first - staged) * words, to);
         };
@@ -187,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         own = source_of(unit, in);
         scales = scales_at<DTYPES>(unit, in);
     };
-    if (UNITS && tid < UNIT_THREADS) take(tid % (UNITS + !UNITS));  // while the ids are on their way
+    if (FIRST_ONCE && tid < UNIT_THREADS) take(tid % (FIRST_ONCE + !FIRST_ONCE));  // while the ids are on their way
     for (int j = tid - UNIT_THREADS; j >= 0 && j < TOTALS; j += TOTAL_THREADS + !TOTAL_THREADS) {
         terms[j] = source_of(UNITS + j, in);
         if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(UNITS + j, in));
@@ -222,33 +236,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         if (counts) state[BATCH_NUMBER] = batch + 1;
     }
     if (n == 0) return;
-    if (once[0][1] > 0 && tid < n) {
-        int r = tid;
-        while (repeats(requests, r)) --r;
-        context_rows[first + tid] = first + r;
-    }
-    if (SHARES && tid < n) context_rows[first + tid] = requests[tid];
+    if ((ONCE || SHARES) && tid < n) context_rows[first + tid] = requests[tid];
+    bool some_begin = false;
     if (CONTEXT_WORDS + CONTEXT_NUMBERS) {
+        if (tid < n) {
+            int r = tid;
+            while (repeats(requests, r)) --r;
+            read_for[tid] = r;
+        }
         constexpr int EACH = CONTEXT_WORDS + CONTEXT_NUMBERS + !(CONTEXT_WORDS + CONTEXT_NUMBERS);
         for (int i = tid; i < n * EACH; i += THREADS) {
             const int r = i / EACH, c = i - r * EACH, number = c - CONTEXT_WORDS;
+            if (repeats(requests, r) || (ONCE && c >= AGAIN_WORDS && number < 0 && !begins(requests, r))) continue;
             const long long q = requests[r];
             if (number < 0) copy_word(own_context_ids + r * CONTEXT_WORDS + c, context_ids + q * CONTEXT_WORDS + c);
             else copy_word(own_context_numbers + r * CONTEXT_NUMBERS + number, context_numbers + q * CONTEXT_NUMBERS + number);
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
-        __syncthreads();
+        if (ONCE) some_begin = __syncthreads_count(tid < n && begins(requests, tid)) > 0;
+        else __syncthreads();
     }
 
     if (tid < UNIT_THREADS) {
+        OUT* all_x = x;
         x += (long long)first * ld;
         const Contexts contexts = {shared_x, most_contexts};
-        for (int i = tid; UNITS && i < UNITS * LANES; i += UNIT_THREADS) {
-            const int lane = i / (UNITS + !UNITS);
-            if (UNITS * LANES > UNIT_THREADS && i != tid) take(i);
-            if (narrow(own)) write_unit<1>(own, scales, lane, n, x, ld, requests, contexts, at, in);
-            else write_unit<VEC>(own, scales, lane, n, x, ld, requests, contexts, at, in);
-        }
+        write_units<0, FIRST_ONCE, false>(own, scales, take, n, x, ld, requests, contexts, at, in);
+        if (ONCE && some_begin)
+            write_units<FIRST_ONCE, UNITS - FIRST_ONCE, true>(own, scales, take, n, all_x, ld, requests, contexts, at, in);
 #if PARTS + SINGLES
         pool_bags<VEC, DTYPES>(bags, n, R, x, ld, at, in);
 #endif

@@ -9,7 +9,7 @@ import torch
 from kernels.lookup.bag_parts import FAR, FARTHER, LONG, BagParts, bag_parts
 from kernels.lookup.descriptors import REACH, TABLE, Descriptors
 from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
-from kernels.lookup.tiling import Tiling, bag_tiling, each_alone, far_tiling, tiling
+from kernels.lookup.tiling import Tiling, bag_tiling, each_alone, far_tiling, history_tiling, tiling
 from kernels.lookup.units import DTYPES, units_image, units_of
 from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import KernelSource, loaded
@@ -34,8 +34,8 @@ class DeviceLookup:
 
     Args:
         out_dtype: float32, bfloat16 or float8_e4m3fn, of x. out_scale: of the latter: a value is what is written times it.
-        once: columns of x, [first, end), of unpooled ids of a context and their masks, which are written but in some of the
-            context's rows: `context_rows` of a call tells in which.
+        once: columns of x, [first, end), of unpooled ids of a context and their masks, which are written but once a context, in
+            the row of x that has its number. Ids outside their table are counted once there, too.
         shared: columns of x, [first, end), of a context's features, which are written for each context too: `shared_x` of a
             call. first and end are multiples of a unit's columns. Not with `once`.
 
@@ -63,9 +63,12 @@ class DeviceLookup:
         if shared and (once or self.bags.parts):
             raise ValueError(f"lookup: got {len(self.bags.parts)} parts of bags, columns {once} once a context, expected none "
                              f"beside columns {shared} of each context")  # fmt: skip
-        units = [u for s in others for u in units_of(plan, s, vector)]
+        of_contexts = [s for s in others if any(first <= s.out < end for first, end in once)]
+        of_rows = [s for s in others if s not in of_contexts]
+        units = [u for s in (*of_rows, *of_contexts) for u in units_of(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
+        self._once_units = sum(len(units_of(plan, s, vector)) for s in of_contexts)
         cuts = [self.bags]
         if self.bags.parts:
             cuts.append(bag_parts(plan, vector, most_ids, few=True)[0])
@@ -94,7 +97,8 @@ class DeviceLookup:
             "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
             "OUT_FACTOR": f"{1 / out_scale!r}f", "TIERS": int(descriptors.tiers),
             "MOST": self._most,
-            "ONCE": ",".join(f"{{{first},{end}}}" for first, end in self.once) or "{0,0}",
+            "FIRST_ONCE": len(units) - self._once_units,
+            "AGAIN_WORDS": -(-_context_end(plan, [s for s in (*plan.x_slots, *plan.total_slots) if s not in of_contexts]) // 4),
             "SHARED": f"{{{shared[0]},{shared[1]}}}" if shared else "{0,0}",
         }  # fmt: skip
 
@@ -132,13 +136,15 @@ class DeviceLookup:
                 t = far_tiling(rows, t, team, parts, self._processors, self._descriptors.cold_reads)
         else:
             t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
+            if self.once:
+                t = history_tiling(rows, t, self._once_units, self._processors)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
         fitting = (r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r, bags) <= _SHARED_LIMIT)
         return replace(t, rows=next(fitting))
 
     def _shared_bytes(self, rows: int, bags: BagParts, tiers: bool | None = None) -> int:
         tiers = self._descriptors.tiers if tiers is None else tiers
-        own = self.totals * _TERM_BYTES[tiers] + rows * (4 + self._context_bytes)
+        own = self.totals * _TERM_BYTES[tiers] + 4 + rows * (8 + self._context_bytes)
         staged = sum(_lines(rows * size + 124) for size in self._candidate_bytes)
         return _lines(own) + staged + bags.shared_bytes(rows, tiers)
 
@@ -177,14 +183,14 @@ class DeviceLookup:
         Args:
             batch: pinned host tensors (or device ones).
             rows: rows of the launch grid: the bucket.
-            x: OUT[>= rows, >= x_width], row starts 16-byte aligned; None only if the plan has no x slots.
+            x: OUT[>= rows, >= x_width], row starts 16-byte aligned; None only if the plan has no x slots. With `once`
+                there is memory for a row of each of the batch's contexts, too.
             total: float32[>= rows, 1]; None only if the plan has no first-order terms.
             state: int32[STATE_WORDS] on the device, see state.py.
             counts: False for a second lookup of one batch, which leaves the number alone.
             ahead: rows may still be staged after the launch, for as long as the header's STAGED_ROWS is negative. Only for the
                 one lookup of a batch.
-            context_rows: int32[>= rows] on the device: gets for each row the one whose columns `once` are its context's; with
-                `shared` its context.
+            context_rows: int32[>= rows] on the device, with `once` or `shared`: gets for each row its context.
             shared_x: [contexts, columns of `shared`], as x, without gaps: gets those of each context that it has room for.
 
         Raises:
@@ -262,6 +268,12 @@ def _vector(plan: LookupPlan, out_dtype: torch.dtype) -> int:
     most_bytes = max((plan.tables[plan.columns[s.first].table].dtype.itemsize for s in wide), default=1)
     most = 16 // most_bytes if any(s.columns > LONG for s in wide) else 8 if out_dtype.itemsize <= 2 and most_bytes <= 2 else 4
     return next(v for v in (16, 8, 4) if v <= most and all(s.dim % v == 0 and s.out % v == 0 for s in wide))
+
+
+def _context_end(plan: LookupPlan, slots: Sequence[Slot]) -> int:
+    """The bytes of a context's ids up to the last that these slots read."""
+    places = (plan.id_place(c) for s in slots for c in plan.columns[s.first : s.first + s.columns] if c.source < 0)
+    return max((at + width for at, width in places), default=0)
 
 
 def _dtypes(plan: LookupPlan, slots: Sequence[Slot]) -> int:

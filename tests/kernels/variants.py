@@ -10,7 +10,7 @@ _LOOKUP |= {"TIERS": "0"}
 _LOOKUP |= {"NARROW": "0", "MOST": "1", "MASKS": "0", "LARGEST": "0"}
 _LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "BLOCKS": "2"}
 _LOOKUP |= {"OUT_FACTOR": "1.0f", "AHEAD": "0", "PARTS": "0", "SINGLES": "0", "JOINS": "0", "TEAM": "1", "FLIGHT": "8"}
-_LOOKUP |= {"ONCE": "{0,0}", "SHARED": "{0,0}"}
+_LOOKUP |= {"FIRST_ONCE": "UNITS", "AGAIN_WORDS": "0", "SHARED": "{0,0}"}
 _FLOAT = {"ID": "unsigned", "OUT": "float", "UNITS": "156", "VEC": "4", "DTYPES": "1", "TOTAL_DTYPES": "1"}
 _INT8 = {"ID": "unsigned long long", "OUT": "bf16", "UNITS": "78", "VEC": "8", "DTYPES": "8", "TOTAL_DTYPES": "8"}
 _FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
@@ -38,7 +38,7 @@ _RECURRENCE |= {"KEPT": "2", "LAST_CELL": "0"}
 _WIDE_LSTM = {"LSTM": "1", "INPUTS": "512", "HIDDEN": "250", "DIRECTIONS": "2", "WARPS": "16", "TILES": "2", "LAST_CELL": "1"}
 _WIDE_LSTM |= {"KEPT": "0"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
-_ONCE = {"CONTEXT_BYTES": "100", "MASKS": "1", "NARROW": "1", "ONCE": "{64,1664},{1728,1778}"}
+_ONCE = {"CONTEXT_BYTES": "100", "MASKS": "1", "NARROW": "1", "FIRST_ONCE": "40", "AGAIN_WORDS": "4"}
 _SHARED = {"CONTEXT_BYTES": "100", "SHARED": "{64,128}"}
 _POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
 # MLPerf's DLRM: 12 features of one id and 14 of up to 100, 128 columns each; and bags of several dtypes, 20 columns each.

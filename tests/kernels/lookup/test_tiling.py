@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.lookup.tiling import bag_tiling, far_tiling, tiling
+from kernels.lookup.tiling import bag_tiling, far_tiling, history_tiling, tiling
 
 ROWS, PROCESSORS, PINNED, POOLED = st.integers(1, 1 << 17), st.integers(1, 200), st.booleans(), st.booleans()
 UNITS, TOTALS = st.integers(0, 4000), st.integers(1, 300)
@@ -140,3 +140,24 @@ def test_few_cold_reads_of_bags_are_taken_by_as_many_threads_as_near_ones(rows, 
     own = bag_tiling(rows, 0, 0, 128, 132, True, True)
     assert (far_tiling(rows, own, 8, 16, 132, cold_reads) != own) == by_table
     assert far_tiling(rows, own, 8, 0, 132, cold_reads) != own  # single ids gain from few threads even so
+
+
+# A history of 50, in bfloat16 and float32, and of 200.
+@pytest.mark.parametrize(
+    ("rows", "once", "totals", "expected"),
+    [
+        (256, 450, 0, None),
+        (1024, 450, 0, (16, 480)),
+        (1024, 850, 0, (16, 480)),
+        (1024, 1800, 0, None),
+        (4096, 1800, 0, (16, 480)),
+        (4096, 450, 4, (16, 448)),
+    ],
+)
+def test_blocks_have_more_rows_where_all_would_read_the_same_context(rows, once, totals, expected):
+    plain = tiling(rows, once + 24, totals, 132, True, False)
+    t = history_tiling(rows, plain, once, 132)
+    assert t == plain if expected is None else (t.rows, t.unit_threads) == expected
+    threads = t.unit_threads + t.total_threads
+    assert t.unit_threads % 32 == 0
+    assert 65536 // (t.blocks * threads) >= 64 or t.blocks == 1  # registers a thread
