@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dpiframe_core.engine.calibration import Calibration, calibrated
-from dpiframe_core.engine.cuda_bucket import CapturedBucket, EagerBucket
+from dpiframe_core.engine.cuda_bucket import CapturedBucket, EagerBucket, settled
 from dpiframe_core.engine.program import CudaProgram
 from dpiframe_core.engine.staging import DeviceRows, Staging
 from dpiframe_core.features.block_layout import BlockLayout
@@ -170,6 +170,9 @@ class CudaLane:
                 captured[program.name] = self._captured(program, rows, pool)
             known = _calibrated(rows, captured) if near else known
             self._calibrations[rows] = known
+            best = self._programs[known.program]
+            again = partial(self._captured, best, rows, pool)
+            captured[best.name] = settled(captured[best.name], best.operators.tied(rows), again, self._streams[0])
         for name, one in captured.items():
             if name != known.program:
                 one.release()

@@ -1,6 +1,7 @@
 """The operators of one model on a GPU: kernels that write into a lane's fixed buffers, ready to be captured."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -138,6 +139,11 @@ class CudaOperators:
     def rough(self, rows: int) -> bool:
         """Whether some layer's choice for so many rows is of a brief `tune`."""
         return any(isinstance(kernel, Linear) and rows in kernel.rough for kernel in self._kernels.values())
+
+    def tied(self, rows: int) -> list[tuple[Callable[[str], str], str]]:
+        """Ways that `tune` found as good as those chosen for so many rows, each with what takes it and gives the one before."""
+        waves = [kernel for kernel in self._kernels.values() if isinstance(kernel, Wave)]
+        return [(partial(wave.choose, rows), name) for wave in waves for name in wave.tied.get(rows, ())]
 
     @property
     def choices(self) -> dict[str, str]:

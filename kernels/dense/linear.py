@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels.dense.activation import Activation
 from kernels.dense.cross_epilogue import cross_epilogue
 from kernels.reference import activate_
-from kernels.runtime.fastest import Found, fastest
+from kernels.runtime.fastest import Found, ranked
 from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import kernel
 
@@ -137,8 +137,8 @@ class Linear:
                     from kernels.dense.linear_triton import compile_side_by_side
 
                     compile_side_by_side(compiled)
-                found[like] = fastest(timed)
-            self._choice[rows] = known if known in ways else found[like]
+                found[like] = ranked(timed)
+            self._choice[rows] = known if known in ways else found[like][0]
             self.rough.discard(rows)
             if known not in ways and len(timed) < len(ways):
                 self.rough.add(rows)

@@ -9,17 +9,23 @@ from kernels.runtime.gc_pause import gc_paused
 from kernels.runtime.launch import own_stream
 
 Ways = Mapping[str, Callable[[], object]]
-Found = dict[Hashable, str]  # the fastest way by what is computed: layers that are alike are timed once
+Found = dict[Hashable, list[str]]  # the fastest ways by what is computed: layers that are alike are timed once
 
 _REPEATS, _ROUNDS = 10, 5
 _ENOUGH_MS = 0.3  # of a replay: long kernels need no ten launches
 # How far behind the best one a way is given up: launched once, when Python's launch is in the time, and replayed.
 _LAUNCHED, _LAUNCH_MS, _REPLAYED = 2.0, 0.05, 1.25
+_TIED, _MOST_TIED = 1.04, 3  # how far behind the best one a way is as good, and how many are
 
 
 def fastest(ways: Ways) -> str:
-    """The name of the way that takes the least device time. Most are far behind, and launched but three times; the others are
-    captured in a graph each, several times over, and replayed.
+    """The name of the way that takes the least device time."""
+    return ranked(ways)[0]
+
+
+def ranked(ways: Ways) -> list[str]:
+    """The names of the way that takes the least device time and of those as good, the best first. Most are far behind, and
+    launched but three times; the others are captured in a graph each, several times over, and replayed.
     """
     stream = _tuning_stream(torch.cuda.current_device())
     with torch.cuda.stream(stream):
@@ -35,7 +41,8 @@ def fastest(ways: Ways) -> str:
         best = least_ms(graphs, stream, _ROUNDS)
     for graph in graphs.values():
         graph.reset()
-    return min(best, key=lambda name: best[name])
+    names = sorted(best, key=lambda name: best[name])
+    return [name for name in names[:_MOST_TIED] if best[name] <= _TIED * best[names[0]]]
 
 
 def launched_ms(ways: Ways, stream: torch.cuda.Stream) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 
 from kernels.dense.library import ACTIVATIONS, LIBRARY, run_by_library
 from kernels.dense.linear import DENSE_DTYPE
-from kernels.runtime.fastest import Found, fastest
+from kernels.runtime.fastest import Found, ranked
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit, tensor_map
 from kernels.runtime.source import KernelSource, loaded
 from kernels.waves.packed_weights import LinearWeights, job_weights, share_weights, tf32_halves
@@ -101,6 +101,7 @@ class Wave:
         self._library_bias = self._for_library(precision) if alone and not shared else None
         self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
+        self.tied: dict[int, list[str]] = {}  # by rows, the ways that `tune` found as good as the one chosen
 
     @property
     def has_head(self) -> bool:
@@ -153,9 +154,14 @@ class Wave:
             like = "wave", rows, tuple(self._constants.items()), *map(shape_of, self.jobs, operands)
             if known not in ways and like not in found:
                 with overlapping():
-                    found[like] = fastest({name: self.bound(operands, rows, head, state, way) for name, way in ways.items()})
-            self._choice[rows] = known if known in ways else found[like]
+                    found[like] = ranked({name: self.bound(operands, rows, head, state, way) for name, way in ways.items()})
+            self._choice[rows], *self.tied[rows] = [known] if known in ways else found[like]
         return self._choice[rows]
+
+    def choose(self, rows: int, name: str) -> str:
+        """Takes another way for so many rows. Returns the one before."""
+        before, self._choice[rows] = self._choice[rows], name
+        return before
 
     def __call__(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> None:
         """Writes every job's out for the first state[TRUE_ROWS] rows, and the scores if the wave ends in the head.
