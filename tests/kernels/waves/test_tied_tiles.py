@@ -1,5 +1,7 @@
 """What a wave's `tune` keeps beside its choice; the ranking is the test's, as it is of no GPU."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ def rankings(monkeypatch, run_folder):
     """How many ways `tune` had ranked, at each of its calls: in reverse, the first three."""
     calls = []
     host_cuda.put_under(monkeypatch, module, run_folder)
+    monkeypatch.setattr(module, "overlapping", nullcontext)
     monkeypatch.setattr(Wave, "bound", lambda self, *_: None)
     monkeypatch.setattr(module, "ranked", lambda ways: calls.append(len(ways)) or [*ways][::-1][:3])
     return calls
