@@ -25,7 +25,7 @@ def _lines(source: str, error: ValidationError, model: type[BaseModel]) -> Itera
         if fault["type"] == "value_error":  # our own validators word the whole rule
             yield f"{source}: {'.'.join([*where, fault['msg'].removeprefix('Value error, ')])}"
         elif fault["type"] == "extra_forbidden":
-            yield f"{source}: {'.'.join(where)}: got an unknown key, expected one of {', '.join(_keys(model, where[:-1]))}"
+            yield f"{source}: {'.'.join(where)}: got an unknown key, expected one of {', '.join(keys_at(model, where[:-1]))}"
         elif fault["type"] == "missing":
             yield f"{source}: {'.'.join(where)}: got nothing, expected a value"
         else:
@@ -33,7 +33,7 @@ def _lines(source: str, error: ValidationError, model: type[BaseModel]) -> Itera
             yield f"{source}: {'.'.join(where)}: got {shown(fault['input'])}, expected {rule}"
 
 
-def _keys(model: type[BaseModel], where: list[str]) -> list[str]:
+def keys_at(model: type[BaseModel], where: list[str]) -> list[str]:
     """The keys of the model that lies at `where`."""
     for step in where:
         if step in model.model_fields:

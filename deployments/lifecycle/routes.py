@@ -91,7 +91,7 @@ def lifecycle_routes(control: Control, config: DeploymentConfig, gate: Gate | No
         try:
             return kind.model_validate_json(data or b"{}", strict=True)
         except ValidationError as error:
-            raise first_error(error) from None
+            raise first_error(error, kind) from None
 
     @router.get("/versions")
     async def versions(model: str) -> VersionsState:

@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from itertools import islice
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from deployments.config_faults import keys_at
 from dpiframe_core.errors import InputError, TooLarge
 
 _SHOWN_KEY = 64  # characters of an unknown key that a path repeats
@@ -58,8 +59,9 @@ _RULES = {
 }
 
 
-def first_error(error: ValidationError) -> InputError:
-    """The first fault that pydantic found, in our words and with the path of the value."""
+def first_error(error: ValidationError, model: type[BaseModel] | None = None) -> InputError:
+    """The first fault that pydantic found, in our words and with the path of the value. With the `model` that was wanted, an
+    unknown key is told together with those that there are."""
     errors = error.errors(include_url=False)
     # `candidates` may be one of two things: of the errors that this gives, those of the thing that was sent count.
     first = next((e for e in errors if not _of_other_form(e)), None)
@@ -77,7 +79,9 @@ def first_error(error: ValidationError) -> InputError:
         value = Words("nothing" + "".join(f", but {name!r}" for name in near))
         return InputError(where, value, _RULES["missing"] if where == "candidates" else "a value")
     if kind == "extra_forbidden":
-        return InputError(where, Words("an unknown key"), "those that the API's description (/openapi.json) names")
+        keys = keys_at(model, [str(step) for step in first["loc"][:-1]]) if model else []
+        rule = f"one of {', '.join(keys)}" if keys else "those that the API's description (/openapi.json) names"
+        return InputError(where, Words("an unknown key"), rule)
     rule = _RULES.get(kind) or re.sub(r"^(Input|String) should (be |have )?", "", first["msg"])
     nullable = kind in ("string_type", "int_type", "float_type", "finite_number") and first["loc"][0] in (
         "context",
