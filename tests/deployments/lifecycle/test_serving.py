@@ -415,7 +415,7 @@ def test_the_protocol_and_the_documents_know_every_version(replica: Callable[...
         ("PUT", "/versions/2", {}, 422, "path: got nothing, expected the bundle of version 2, which is not loaded"),
         ("PUT", "/versions/2", {"path": 1}, 422, "path: got 1, expected text"),
         ("PUT", "/versions/2", {"pth": "2"}, 422, "pth: got an unknown key, expected one of live, path, tables, timeout_s"),
-        ("PUT", "/versions/2", {"tables": {"hbm": 1}}, 422, "tables.hbm: got an unknown key, expected one of ahead_mib, hbm_gib, "),
+        ("PUT", "/versions/2", {"tables": {"hbm": 1}}, 422, "tables.hbm: got an unknown key, expected one of ahead_mib, "),
         ("PUT", "/versions/1", {"path": "2"}, 409, "version: got '1' of another bundle than the one loaded"),
         ("PUT", "/versions/a b", {"path": "2"}, 422, "version: got 'a b', expected text of the pattern"),
         ("PUT", "/versions/2", {"path": "2", "timeout_s": 0}, 422, "timeout_s: got 0, expected greater than 0"),
