@@ -173,7 +173,13 @@ def rechub_wide_deep(rows: int, dim: int) -> tuple[dict[str, object], dict[str, 
 
 @pytest.mark.parametrize(
     ("make", "rows", "dim"),
-    [(recbole_fm, 100_000, 128), (recbole_din, 50_000, 128), (rechub_wide_deep, 400_000, 16)],
+    [
+        (recbole_fm, 100_000, 128),
+        *(
+            pytest.param(*other, marks=pytest.mark.whole)
+            for other in ((recbole_din, 50_000, 128), (rechub_wide_deep, 400_000, 16))
+        ),
+    ],
 )
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what a process holds is read from Linux")
 def test_an_import_by_a_spec_needs_less_than_its_largest_table(tmp_path: Path, make: Any, rows: int, dim: int) -> None:
