@@ -170,13 +170,11 @@ class CudaLane:
                 captured[program.name] = self._captured(program, rows, pool)
             known = _calibrated(rows, captured) if near else known
             self._calibrations[rows] = known
-            best = self._programs[known.program]
-            again = partial(self._captured, best, rows, pool)
-            captured[best.name] = settled(captured[best.name], best.operators.tied(rows), again, self._streams[0])
-        for name, one in captured.items():
-            if name != known.program:
-                one.release()
-        return captured[known.program]
+        kept, best = captured.pop(known.program), self._programs[known.program]
+        for other in captured.values():
+            other.release()
+        again = partial(self._captured, best, rows, pool)
+        return settled(kept, best.operators.tied(rows), again, self._streams[0])
 
     def _tuned(self, program: CudaProgram, rows: int, *, brief: bool) -> bool:
         """Whether a program can run. One whose regions do not compile is dropped, for there are others."""

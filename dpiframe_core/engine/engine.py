@@ -163,7 +163,7 @@ class Engine:
 
     @property
     def out_of_range(self) -> int:
-        """Reads of a table with an id outside it (they got the out-of-vocabulary row). One bad id may feed two tables."""
+        """Reads with an id outside its table, which got the out-of-vocabulary row. A GPU may read a context's history once."""
         return self._model.out_of_range
 
     def program(self, bucket: int) -> CpuProgram | CudaProgram:

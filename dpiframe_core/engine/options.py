@@ -54,7 +54,8 @@ class WarmupReport:
     """What `Engine.warmup` did: buckets captured, seconds taken, largest deviation on the golden rows, device bytes held.
 
     captured_bytes: what the device's free memory fell by meanwhile: graphs, modules and the libraries' workspaces.
-    calibrations: which program each bucket runs, and what was measured; recalled: for how many an earlier warm-up told it.
+    calibrations: which program each bucket runs, and what was measured, with the tiles that waves had then; recalled: for how
+    many an earlier warm-up told it.
     """
 
     device: str

@@ -4,6 +4,7 @@ Owns formats and types; knows no schema and no model. A bad cell is named by fil
 """
 
 import csv
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,7 +161,7 @@ def _csv_batches(file: RowFile) -> Iterator[tuple[pa.Table, float]]:
     row, size = 1, max(1, file.path.stat().st_size)
     wanted = [n for n in names if file.columns is None or n in file.columns]
     # Not a file of Python's: Arrow reads ahead in a thread, and one that is in Python at exit hangs or ends the process.
-    with pa.OSFile(str(file.path)) as source:
+    with pa.OSFile(os.fsencode(file.path)) as source:
         try:
             batches = csv_bytes(
                 source, names, delimiter, bad_rows, skip_rows=1, block_bytes=_TEXT_BLOCK, wanted=wanted,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.graph.graph import Graph, Node
+from dpiframe_core.graph.graph import Graph, Node, Source
 from dpiframe_core.graph.waves import CROSS_LAYERS, MAX_JOBS
 from kernels.waves.wave_jobs import chunk_columns
 
@@ -61,6 +61,12 @@ def _pools(schema: FeatureSchema, feature: str, table: str | None) -> bool:
     return schema.columns[feature].width > _MOST_IDS and table is not None and schema.pooling(feature, table) != "none"
 
 
+def _sums(schema: FeatureSchema, source: Source) -> bool:
+    """Whether it pools several ids."""
+    several = schema.columns[source.feature].width > 1 and source.table is not None
+    return several and schema.pooling(source.feature, source.table) != "none"
+
+
 def _runs(lookup: Node, schema: FeatureSchema) -> Iterator[tuple[int, int]]:
     """[first, end) of the columns of a context's features that lie side by side."""
     first = column = 0
@@ -74,7 +80,7 @@ def _runs(lookup: Node, schema: FeatureSchema) -> Iterator[tuple[int, int]]:
 
 def context_columns(graph: Graph, lookup: Node, schema: FeatureSchema) -> tuple[tuple[int, int], ...]:
     """[first, end) of the keys and the mask that an attention reads in the lookup's first output; none where some of them are
-    a candidate's, or anything else reads that output.
+    a candidate's, or not all of an unpooled feature's, or anything else reads that output.
     """
     readers = graph.consumers().get(lookup.outputs[0], [])
     if lookup.attrs.splits or [r.op for r in readers] != ["attention"] or lookup.outputs[0] == graph.output:
@@ -87,7 +93,9 @@ def context_columns(graph: Graph, lookup: Node, schema: FeatureSchema) -> tuple[
     others += [(first, first + dim) for first, dim in zip(at.queries, at.dims, strict=True)]
     column = 0
     for source in lookup.attrs.concat:
-        if not schema.columns[source.feature].section.startswith("context"):
-            others.append((column, column + source.width))
-        column += source.width
+        end = column + source.width
+        whole = any(first <= column and end <= last for first, last in wanted)
+        if not schema.columns[source.feature].section.startswith("context") or not whole or _sums(schema, source):
+            others.append((column, end))
+        column = end
     return () if any(a < d and c < b for a, b in wanted for c, d in others) else tuple(wanted)

@@ -141,9 +141,10 @@ class CudaOperators:
         return any(isinstance(kernel, Linear) and rows in kernel.rough for kernel in self._kernels.values())
 
     def tied(self, rows: int) -> list[tuple[Callable[[str], str], str]]:
-        """Ways that `tune` found as good as those chosen for so many rows, each with what takes it and gives the one before."""
+        """Ways that `tune` found as good as those chosen for so many rows, each with what takes it and gives the one before.
+        They are told once: what is settled for one lane is so for all."""
         waves = [kernel for kernel in self._kernels.values() if isinstance(kernel, Wave)]
-        return [(partial(wave.choose, rows), name) for wave in waves for name in wave.tied.get(rows, ())]
+        return [(partial(wave.choose, rows), name) for wave in waves for name in wave.tied.pop(rows, ())]
 
     @property
     def choices(self) -> dict[str, str]:

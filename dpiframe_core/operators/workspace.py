@@ -33,7 +33,7 @@ class Workspace:
         batch: the staged rows, pinned. state: int32[STATE_WORDS] on the device, which lookups fill and later operators read.
         done: int32[done_words(rows)], pinned: the number of the batch whose scores are there.
         values: value name -> float[rows, padded width].
-        context_rows: lookup node -> int32[rows], where it writes some columns but once a context (`context_columns`).
+        context_rows: lookup node -> int32[rows], each row's context, where it writes some columns but once (`context_columns`).
         shares: layer -> what contexts share of its product, where that is computed once a context (`context_shares`); its x and
             context_of_row are those that the lookup writes, the same for all layers.
         joined: name of a `placement.Matrix` -> that matrix, of whose columns several values are views.

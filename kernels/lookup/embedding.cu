@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     const Units* __restrict__ units,       // of x, then first-order terms
     OUT* __restrict__ x, int ld, float* __restrict__ total, unsigned long long* out_of_range,
     int* __restrict__ state,               // device, see common.cuh
-    int* __restrict__ context_rows,        // of ONCE: for each row that in which its context's columns are; of SHARED its context
+    int* __restrict__ context_rows,        // of ONCE and SHARED: for each row its context
     OUT* __restrict__ shared_x, int most_contexts,  // of SHARED, see Contexts
     int bucket, int R, int counts) {
     extern __shared__ __align__(128) char shared[];  // whole lines, of which what is staged may take one more (row_loads.cuh)
@@ -178,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     // sign was wanted before the other reads had started, which then came a trip over the bus later (1.3 us, H200).
     const auto fetch_rows = [&] {
         if (tid < staged) copy_word(requests + tid, request_of_row + first + tid);
-        if (tid == 0 && first > 0) copy_word(requests - 1, request_of_row + first - 1);
+        if ((ONCE || SHARES) && tid == 0 && first > 0) copy_word(requests - 1, request_of_row + first - 1);
         else if (tid == 0) requests[-1] = -1;
         const auto staged_rows = [&](const auto* rows, int words, char* to) {
             return stage(rows + (long long)first * words, staged * words, first * words, (bucket - first - staged) * words, to);

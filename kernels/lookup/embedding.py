@@ -34,14 +34,14 @@ class DeviceLookup:
 
     Args:
         out_dtype: float32, bfloat16 or float8_e4m3fn, of x. out_scale: of the latter: a value is what is written times it.
-        once: columns of x, [first, end), of unpooled ids of a context and their masks, which are written but once a context, in
-            the row of x that has its number. Ids outside their table are counted once there, too.
+        once: columns of x, [first, end), whole slots of unpooled ids of a context and their masks, which are written but once a
+            context, in the row of x that has its number. Ids outside their table are counted once there, too.
         shared: columns of x, [first, end), of a context's features, which are written for each context too: `shared_x` of a
             call. first and end are multiples of a unit's columns. Not with `once`.
 
     Raises:
-        ValueError: a row has more ids, numbers and first-order terms than shared memory holds; or some bags are too long for
-            `shared`.
+        ValueError: a row has more ids, numbers and first-order terms than shared memory holds; some bags are too long for
+            `shared`; or `once` has a pooled slot or a part of one.
     """
 
     def __init__(
@@ -59,19 +59,20 @@ class DeviceLookup:
         vector = _vector(plan, out_dtype)
         in_parts = descriptors.tiers and not (once or shared)
         most_ids = None if not in_parts else FAR if descriptors.spread <= REACH else FARTHER
-        self.bags, others = bag_parts(plan, vector, most_ids)
+        of_contexts = [s for s in plan.x_slots if _is_once(s, self.once)]
+        each = replace(plan, x_slots=tuple(s for s in plan.x_slots if not _is_once(s, self.once)))
+        self.bags, of_rows = bag_parts(each, vector, most_ids)
+        others = [*of_rows, *of_contexts]
         if shared and (once or self.bags.parts):
             raise ValueError(f"lookup: got {len(self.bags.parts)} parts of bags, columns {once} once a context, expected none "
                              f"beside columns {shared} of each context")  # fmt: skip
-        of_contexts = [s for s in others if any(first <= s.out < end for first, end in once)]
-        of_rows = [s for s in others if s not in of_contexts]
-        units = [u for s in (*of_rows, *of_contexts) for u in units_of(plan, s, vector)]
+        units = [u for s in others for u in units_of(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
         self._once_units = sum(len(units_of(plan, s, vector)) for s in of_contexts)
         cuts = [self.bags]
         if self.bags.parts:
-            cuts.append(bag_parts(plan, vector, most_ids, few=True)[0])
+            cuts.append(bag_parts(each, vector, most_ids, few=True)[0])
         self._cuts: list[_Cut] = []
         for bags in cuts:
             image = units_image([*units, *totals, *bags.units], bags.columns, descriptors.tiers)
@@ -98,7 +99,7 @@ class DeviceLookup:
             "OUT_FACTOR": f"{1 / out_scale!r}f", "TIERS": int(descriptors.tiers),
             "MOST": self._most,
             "FIRST_ONCE": len(units) - self._once_units,
-            "AGAIN_WORDS": -(-_context_end(plan, [s for s in (*plan.x_slots, *plan.total_slots) if s not in of_contexts]) // 4),
+            "AGAIN_WORDS": -(-_context_end(plan, (*each.x_slots, *plan.total_slots)) // 4),
             "SHARED": f"{{{shared[0]},{shared[1]}}}" if shared else "{0,0}",
         }  # fmt: skip
 
@@ -268,6 +269,15 @@ def _vector(plan: LookupPlan, out_dtype: torch.dtype) -> int:
     most_bytes = max((plan.tables[plan.columns[s.first].table].dtype.itemsize for s in wide), default=1)
     most = 16 // most_bytes if any(s.columns > LONG for s in wide) else 8 if out_dtype.itemsize <= 2 and most_bytes <= 2 else 4
     return next(v for v in (16, 8, 4) if v <= most and all(s.dim % v == 0 and s.out % v == 0 for s in wide))
+
+
+def _is_once(slot: Slot, once: Sequence[tuple[int, int]]) -> bool:
+    """Raises ValueError if it is so in part, or pools."""
+    end = slot.out + slot.dim
+    spans = [span for span in once if slot.out < span[1] and span[0] < end]
+    if spans and (slot.columns > 1 or slot.out < spans[0][0] or end > spans[0][1]):
+        raise ValueError(f"lookup columns once a context: got {slot} at {spans[0]}, expected whole slots of one id each")
+    return bool(spans)
 
 
 def _context_end(plan: LookupPlan, slots: Sequence[Slot]) -> int:

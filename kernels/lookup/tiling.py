@@ -70,7 +70,8 @@ def history_tiling(rows: int, t: Tiling, once: int, processors: int) -> Tiling:
     share = -(-rows // processors)
     if share < 8 or (share < 16 and once > 1024):
         return t
-    return replace(t, rows=16, unit_threads=min(480, 512 - t.total_threads), blocks=2)
+    threads = min(480, 512 - t.total_threads, max(t.unit_threads, -(-once // 32) * 32))
+    return replace(t, rows=16, unit_threads=threads, blocks=2)
 
 
 def _lanes_of(totals: int) -> int:
