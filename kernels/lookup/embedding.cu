@@ -7,16 +7,13 @@
 // history is written once a context, by the block with its first row, into the row of x that has the context's number. The other
 // warps sum the first-order terms, GROUP lanes a row, so that these reads wait beside the units' and not after them.
 //   1. ids and numbers of the rows start on their way into shared memory, straight from pinned host memory, 128-byte lines at a
-//      time: each crosses the bus once, and whole (row_loads.cuh). No line should be read by many blocks, for its reads queue up at
-//      40 ns each (H200); which rows are a bucket's padding is told by their own request_of_row, -1, and the generation lies in
-//      device memory;
+//      time: each crosses the bus once, and whole (row_loads.cuh). No line should be read by many blocks, as its reads queue up at
+//      40 ns each (H200): so a row's own request_of_row, -1, tells that it is padding, and the generation lies in device memory;
 //   2. meanwhile each thread reads where its table lies in either generation of segment descriptors, beside which one the batch is of;
 //   3. every id is checked, and rows are gathered, pooled, scaled, converted and stored, or summed.
 // Launched AHEAD of its rows, a block first waits until the host has staged them (wait_for_rows.cuh).
 // Bytes: B * (ids + sum of row bytes + x columns * sizeof(OUT)). An id outside its table reads the column's out-of-vocabulary
-// row and is counted: no id can reach another table's memory.
-//
-// The plan's sizes are compile-time constants, so that the index arithmetic has no division.
+// row and is counted: no id can reach another table's memory. The plan's sizes are compile-time constants: no index is divided.
 #include "runtime/common.cuh"
 
 #ifndef ID
