@@ -36,7 +36,7 @@ def context_shares(waves: Graph, schema: FeatureSchema, dtype: torch.dtype) -> C
     if len(lookups) != 1 or lookups[0].attrs.splits or not lookups[0].attrs.concat:
         return None
     (lookup,) = lookups
-    if any(_pools(schema, name, table) for name, table in _sources(lookup)):
+    if any(_pools(schema, source, _MOST_IDS) for source in (*lookup.attrs.concat, *lookup.attrs.total)):
         return None
     chunk = chunk_columns(dtype)
     whole = [(-(-first // chunk) * chunk, end // chunk * chunk) for first, end in _runs(lookup, schema)]
@@ -52,18 +52,9 @@ def context_shares(waves: Graph, schema: FeatureSchema, dtype: torch.dtype) -> C
     return ContextShares(lookup.name, (first, end), frozenset(layers)) if layers else None
 
 
-def _sources(lookup: Node) -> Iterator[tuple[str, str | None]]:
-    for source in (*lookup.attrs.concat, *lookup.attrs.total):
-        yield source.feature, source.table
-
-
-def _pools(schema: FeatureSchema, feature: str, table: str | None) -> bool:
-    return schema.columns[feature].width > _MOST_IDS and table is not None and schema.pooling(feature, table) != "none"
-
-
-def _sums(schema: FeatureSchema, source: Source) -> bool:
-    """Whether it pools several ids."""
-    several = schema.columns[source.feature].width > 1 and source.table is not None
+def _pools(schema: FeatureSchema, source: Source, most: int) -> bool:
+    """Whether it pools more than so many ids."""
+    several = schema.columns[source.feature].width > most and source.table is not None
     return several and schema.pooling(source.feature, source.table) != "none"
 
 
@@ -95,7 +86,7 @@ def context_columns(graph: Graph, lookup: Node, schema: FeatureSchema) -> tuple[
     for source in lookup.attrs.concat:
         end = column + source.width
         whole = any(first <= column and end <= last for first, last in wanted)
-        if not schema.columns[source.feature].section.startswith("context") or not whole or _sums(schema, source):
+        if not schema.columns[source.feature].section.startswith("context") or not whole or _pools(schema, source, 1):
             others.append((column, end))
         column = end
     return () if any(a < d and c < b for a, b in wanted for c, d in others) else tuple(wanted)

@@ -59,17 +59,17 @@ class DeviceLookup:
         vector = _vector(plan, out_dtype)
         in_parts = descriptors.tiers and not (once or shared)
         most_ids = None if not in_parts else FAR if descriptors.spread <= REACH else FARTHER
-        of_contexts = [s for s in plan.x_slots if _is_once(s, self.once)]
-        each = replace(plan, x_slots=tuple(s for s in plan.x_slots if not _is_once(s, self.once)))
+        of_contexts = {s.out: s for s in plan.x_slots if _is_once(s, self.once)}  # no two begin at one column
+        each = replace(plan, x_slots=tuple(s for s in plan.x_slots if s.out not in of_contexts))
         self.bags, of_rows = bag_parts(each, vector, most_ids)
-        others = [*of_rows, *of_contexts]
+        others = [*of_rows, *of_contexts.values()]
         if shared and (once or self.bags.parts):
             raise ValueError(f"lookup: got {len(self.bags.parts)} parts of bags, columns {once} once a context, expected none "
                              f"beside columns {shared} of each context")  # fmt: skip
         units = [u for s in others for u in units_of(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
-        self._once_units = sum(len(units_of(plan, s, vector)) for s in of_contexts)
+        self._once_units = sum(len(units_of(plan, s, vector)) for s in of_contexts.values())
         cuts = [self.bags]
         if self.bags.parts:
             cuts.append(bag_parts(each, vector, most_ids, few=True)[0])
