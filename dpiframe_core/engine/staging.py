@@ -8,6 +8,7 @@ import torch
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
 from kernels.lookup.batch_header import HeaderWord
+from kernels.lookup.id_record import carried_bytes
 from kernels.lookup.plan import Batch
 from kernels.runtime.launch import copy_to_device
 
@@ -16,13 +17,17 @@ class Staging:
     """One batch's rows at a time; who replays a graph in C copies rows there itself.
 
     Attributes:
-        block: over the pinned memory. batch: the same, as tensors that kernels take.
+        block: over the pinned memory. batch: the same, as tensors that kernels take. carried: what rows carry of their contexts
+            (`carried_bytes`), and how much of that are ids.
     """
 
     def __init__(self, layout: BlockLayout, rows: int) -> None:
-        self._pinned = torch.zeros(layout.offsets(rows, rows)[-1], dtype=torch.uint8, pin_memory=True)
+        size, beside = layout.offsets(rows, rows)[-1], carried_bytes(layout.context_ids, layout.context_dense)
+        self._pinned = torch.zeros(size + rows * beside, dtype=torch.uint8, pin_memory=True)
         self.block = b = RowBlock.over(self._pinned.numpy(), layout, rows, rows)
-        sections = b.header, b.request_of_row, b.context_ids, b.candidate_ids, b.context_dense, b.candidate_dense
+        carried = self._pinned.numpy()[size:].reshape(rows, beside)
+        self.carried = (carried if beside else None, layout.context_ids.prefix_bytes)
+        sections = b.header, b.request_of_row, b.context_ids, b.candidate_ids, b.context_dense, b.candidate_dense, carried
         self.batch = Batch(*map(torch.from_numpy, sections))
         self._words = b.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_CONTEXTS + 1]
 
@@ -31,12 +36,19 @@ class Staging:
         rows = self.block.fill(blocks)
         self._words[:] = rows, sum(b.contexts for b in blocks)
         self.block.request_of_row[rows:bucket] = -1
+        self._carry(rows)
         return rows
+
+    def _carry(self, rows: int) -> None:
+        beside, _ = self.carried
+        if beside is not None:
+            beside[:rows] = self.block.carried(rows)
 
     def stage_zeros(self, rows: int) -> None:
         """Rows of the first context, for a run whose scores nobody reads."""
         self._words[:] = rows, 1
         self.block.request_of_row[:rows] = 0
+        self._carry(rows)
 
 
 class DeviceRows:

@@ -52,9 +52,10 @@ class BlockLayout:
 
     @cached_property
     def header(self) -> tuple[int, int, int, int, int]:
-        """What a block's header tells of it: Cc, Ci, Dc, Di and a checksum of the id columns' widths."""
+        """What a block's header tells of it: Cc, Ci, Dc, Di and a checksum of where the id columns lie."""
         widths = self.context_ids.widths, self.candidate_ids.widths
-        return len(widths[0]), len(widths[1]), self.context_dense, self.candidate_dense, crc32(bytes(sum(widths, ()))) >> 1
+        places = crc32(bytes(sum(widths, ())) + repr(self.context_ids.offsets + self.candidate_ids.offsets).encode()) >> 1
+        return len(widths[0]), len(widths[1]), self.context_dense, self.candidate_dense, places
 
     def offsets(self, rows: int, contexts: int) -> tuple[int, int, int, int, int, int]:
         """Byte offsets of (request_of_row, context_ids, candidate_ids, context_dense, candidate_dense) and the total size."""

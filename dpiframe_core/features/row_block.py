@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection
 from kernels.lookup.batch_header import HEADER_WORDS, HeaderWord
-from kernels.lookup.id_record import IdRecord, Ids, Records, RowAddresses, address
+from kernels.lookup.id_record import IdRecord, Ids, Records, RowAddresses, address, carried_bytes
 from kernels.runtime import c_build
 
 # Marks among ids: real ids are >= 0 and -1 is padding.
@@ -95,6 +95,13 @@ class RowBlock:
         return RowAddresses(
             self.rows, at + own, at + of_context, given, self.contexts, at + own_numbers, at + numbers, self.layout.widths
         )
+
+    def carried(self, rows: int) -> Records:
+        """uint8[rows, `carried_bytes`]: what the first rows have of their contexts beside them, where a GPU reads them."""
+        of_row, prefix = self.request_of_row[:rows], self.layout.context_ids.prefix_bytes
+        if carried_bytes(self.layout.context_ids, self.layout.context_dense) == 0:
+            return np.zeros((rows, 0), np.uint8)
+        return np.concatenate([self.context_ids[of_row, :prefix], self.context_dense.view(np.uint8)[of_row]], 1)
 
     @property
     def header(self) -> npt.NDArray[np.int32]:

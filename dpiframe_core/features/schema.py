@@ -231,12 +231,17 @@ class FeatureSchema(Strict):
 
     @cached_property
     def block_layout(self) -> BlockLayout:
-        """Ids as narrow as the largest table of their feature allows."""
+        """Ids as narrow as the largest table of their feature allows; a context's sequences behind its other ids."""
         widths: dict[Section, list[int]] = {section: [] for section in SECTIONS}
+        sequences: set[int] = set()
         for f in self.features:
             rows = max((self.table(name).rows for name in (f.table, f.first_order_table) if name is not None), default=0)
-            widths[self.columns[f.name].section] += [id_bytes(rows)] * f.max_values
-        context, candidate = IdRecord(tuple(widths["context_ids"])), IdRecord(tuple(widths["candidate_ids"]))
+            place = self.columns[f.name]
+            widths[place.section] += [id_bytes(rows)] * f.max_values
+            if place.section == "context_ids" and f.max_values > 1 and f.pooling == "none":
+                sequences.update(range(place.start, place.start + place.width))
+        context = IdRecord(tuple(widths["context_ids"]), frozenset(sequences))
+        candidate = IdRecord(tuple(widths["candidate_ids"]))
         return BlockLayout(context, candidate, len(widths["context_dense"]), len(widths["candidate_dense"]))
 
 

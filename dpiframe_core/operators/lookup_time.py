@@ -90,6 +90,7 @@ def _on_gpu(plans: Sequence[LookupPlan], store: EmbeddingStore, blocks: Sequence
 def _pinned(block: RowBlock) -> Batch:
     header = torch.zeros(HEADER_WORDS, dtype=torch.int32)
     header[HeaderWord.STAGED_ROWS], header[HeaderWord.STAGED_CONTEXTS] = block.rows, block.contexts
-    arrays = block.request_of_row, block.context_ids, block.candidate_ids, block.context_dense, block.candidate_dense
+    own = block.request_of_row, block.context_ids, block.candidate_ids, block.context_dense, block.candidate_dense
+    arrays = *own, block.carried(block.rows)
     each = (header, *map(torch.from_numpy, map(np.ascontiguousarray, arrays)))
     return Batch(*(t.pin_memory() for t in each))

@@ -36,6 +36,7 @@ static int attribute(PyObject *block, PyObject *name, int64_t *out) {
 int dpi_opened(PyObject *const *args, Batch *batch) {
     if (!places_of(args[1], batch->at)) return 0;
     batch->rows = batch->contexts = batch->past_caches = 0;
+    batch->carried_bytes = 0;
     batch->sections = PyTuple_Check(args[2]) ? PyTuple_GET_SIZE(args[2]) : PLACES;
     if (batch->sections >= PLACES) return PyErr_SetString(PyExc_TypeError, "sections: expected a tuple of at most four"), 0;
     for (Py_ssize_t k = 0; k < batch->sections; ++k) {
@@ -50,6 +51,27 @@ int dpi_opened(PyObject *const *args, Batch *batch) {
         }
     }
     return !PyObject_GetBuffer(args[0], &batch->out, PyBUF_WRITABLE);
+}
+
+static int64_t bytes_of(const Batch *batch, int64_t section) {
+    for (Py_ssize_t k = 0; k < batch->sections; ++k)
+        if (batch->section[k][0] == section) return batch->section[k][1];
+    return 0;
+}
+
+int dpi_carries(PyObject *const *args, Batch *batch) {
+    if (args[0] == Py_None) return 1;
+    if (!integers(args + 1, 1, COUNTS, &batch->prefix)) return 0;
+    const int64_t size = batch->prefix + bytes_of(batch, CONTEXT_NUMBERS);
+    if (batch->prefix % 4 || batch->prefix > bytes_of(batch, CONTEXT_IDS) || !size || size > MOST_CARRIED) {
+        PyErr_Format(PyExc_ValueError, "carried: got %lld bytes of ids and %lld in all, expected whole words, at most the %lld of a "
+                     "context, and 1 to %d in all", (long long)batch->prefix, (long long)size,
+                     (long long)bytes_of(batch, CONTEXT_IDS), MOST_CARRIED);
+        return 0;
+    }
+    if (PyObject_GetBuffer(args[0], &batch->carried, PyBUF_WRITABLE)) return 0;
+    batch->carried_bytes = size;
+    return 1;
 }
 
 int dpi_appended(Batch *batch, PyObject *block, Piece *piece) {
@@ -74,6 +96,8 @@ int dpi_appended(Batch *batch, PyObject *block, Piece *piece) {
         good = within(&batch->out, piece->at[i], size) && within(&piece->from, piece->places[i], size);
         batch->at[i] += size;
     }
+    const int64_t carried = batch->carried_bytes;
+    good = good && (!carried || within(&batch->carried, piece->begin * carried, piece->rows * carried));
     piece->first = (int32_t)batch->contexts, piece->shift = (int32_t)(batch->contexts - base);
     batch->rows += piece->rows, batch->contexts += piece->contexts;
     if (!good) PyBuffer_Release(&piece->from);
@@ -106,10 +130,49 @@ static void put(void *to, const void *from, int64_t size) {
     int64_t at = before;
     for (; at + WIDTH <= size; at += WIDTH) PUT(at);
     memcpy(out + at, in + at, size - at);
-    _mm_sfence();  // what is told after this is not seen before it
 #else
     memcpy(to, from, size);
 #endif
+}
+
+static void copy_some(const Batch *batch, void *to, const void *from, int64_t size) {
+    if (batch->past_caches) put(to, from, size);
+    else memcpy(to, from, size);
+}
+
+// What is told after this is not seen before what was put.
+static void end_puts(void) {
+#ifdef PUT
+    _mm_sfence();
+#endif
+}
+
+// Beside each row what it carries of its context.
+static void carry(const Batch *batch, const Piece *p, const Id32 *request, int64_t first, int64_t rows) {
+    enum { SOME = 128 };
+    const int64_t size = batch->carried_bytes, ids = batch->prefix / 4, words = size / 4;
+    const int64_t record = bytes_of(batch, CONTEXT_IDS), numbers = bytes_of(batch, CONTEXT_NUMBERS);
+    const uint8_t *from = p->from.buf;
+    uint8_t *to = (uint8_t *)batch->carried.buf + (p->begin + first) * size;
+    uint32_t some[SOME * MOST_CARRIED / 4];
+    for (int64_t r = 0, n; r < rows; r += n) {
+        n = rows - r < SOME ? rows - r : SOME;
+        for (int64_t k = 0, same; k < n && (r == 0 || p->contexts > 1); k += same) {
+            int64_t context = p->contexts > 1 ? request[r + k] + p->shift - p->first : 0;
+            for (same = 1; k + same < n && (p->contexts == 1 || request[r + k + same] == request[r + k]);) ++same;
+            if (context < 0 || context >= p->contexts) context = 0;  // of a block that nobody has checked
+            const Word *id = (const Word *)(from + p->places[CONTEXT_IDS] + context * record);
+            const Word *number = (const Word *)(from + p->places[CONTEXT_NUMBERS] + context * numbers) - ids;
+            uint32_t *own = some + k * words;
+            for (int64_t w = 0; w < ids; ++w) own[w] = id[w];
+            for (int64_t w = ids; w < words; ++w) own[w] = number[w];
+            for (int64_t has = 1, more; has < same; has += more) {
+                more = has < same - has ? has : same - has;
+                memcpy(own + has * words, own, more * size);
+            }
+        }
+        copy_some(batch, to + r * size, some, n * size);
+    }
 }
 
 void dpi_copy_rows(const Batch *batch, const Piece *p, int64_t first, int64_t rows) {
@@ -118,15 +181,22 @@ void dpi_copy_rows(const Batch *batch, const Piece *p, int64_t first, int64_t ro
     for (Py_ssize_t k = 0; k < batch->sections; ++k) {
         const int64_t i = batch->section[k][0], width = batch->section[k][1], before = first * width;
         if (i & 1) continue;
-        if (batch->past_caches) put(out + p->at[i] + before, from + p->places[i] + before, rows * width);
-        else memcpy(out + p->at[i] + before, from + p->places[i] + before, rows * width);
+        copy_some(batch, out + p->at[i] + before, from + p->places[i] + before, rows * width);
     }
     Id32 *to = (Id32 *)(out + p->at[REQUEST_OF_ROW]) + first;
     const Id32 *own = (const Id32 *)(from + p->places[REQUEST_OF_ROW]) + first;
-    if (p->contexts > 1)
-        for (int64_t r = 0; r < rows; ++r) to[r] = own[r] + p->shift;
-    else  // rows have no choice
-        for (int64_t r = 0; r < rows; ++r) to[r] = p->first;
+    enum { SOME = 256 };
+    int32_t some[SOME];
+    for (int64_t r = 0, n; r < rows; r += n) {
+        n = rows - r < SOME ? rows - r : SOME;
+        if (p->contexts > 1)
+            for (int64_t k = 0; k < n; ++k) some[k] = own[r + k] + p->shift;
+        else if (r == 0)  // rows have no choice
+            for (int64_t k = 0; k < n; ++k) some[k] = p->first;
+        copy_some(batch, to + r, some, 4 * n);
+    }
+    if (batch->carried_bytes) carry(batch, p, own, first, rows);
+    if (batch->past_caches) end_puts();
 }
 
 // fill(out, places, sections, blocks): RowBlock.fill; `sections` are BlockLayout.sections. Gives the rows.

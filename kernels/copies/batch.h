@@ -5,7 +5,9 @@
 
 #include "runtime/module.h"
 
-enum { PLACES = 6, REQUEST_OF_ROW = 0 };  // of RowBlock.places; odd sections have a row a context, even ones a row a row
+// Of RowBlock.places; odd sections have a row a context, even ones a row a row.
+enum { PLACES = 6, REQUEST_OF_ROW = 0, CONTEXT_IDS = 1, CONTEXT_NUMBERS = 3 };
+enum { MOST_CARRIED = 64 };  // bytes, id_record.py
 
 typedef struct {
     Py_buffer out;
@@ -14,6 +16,8 @@ typedef struct {
     int64_t at[PLACES];          // where the next row or context goes
     int64_t rows, contexts;      // so far
     int past_caches;             // whether rows go to memory past the host's caches, see put
+    Py_buffer carried;           // for each row the first `prefix` bytes of its context's ids, and its numbers
+    int64_t prefix, carried_bytes;  // of a row's; 0: there is none
 } Batch;
 
 // A block whose bytes were checked, and where in the batch they go.
@@ -25,6 +29,8 @@ typedef struct {
 
 // An empty batch, from (out, places, sections); holds the first if it gives 1.
 int dpi_opened(PyObject *const *args, Batch *batch);
+// Has the batch's rows carry of their contexts what `carried` (args: memory or None, prefix) has room for; holds it if it gives 1.
+int dpi_carries(PyObject *const *args, Batch *batch);
 // One block behind those before it; holds its memory if it gives 1.
 int dpi_appended(Batch *batch, PyObject *block, Piece *piece);
 void dpi_copy_contexts(const Batch *batch, const Piece *p);

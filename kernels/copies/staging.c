@@ -46,7 +46,7 @@ static void tell_pieces(const void *with, int64_t pieces) {
 
 // Rows a piece, if several threads are to copy them; else 0.
 static int64_t piece_of(const Batch *batch) {
-    int64_t row = 0, piece = CHUNK;
+    int64_t row = batch->carried_bytes, piece = CHUNK;
     for (Py_ssize_t k = 0; k < batch->sections; ++k)
         if (!(batch->section[k][0] & 1)) row += batch->section[k][1];
     if (row * batch->rows < LARGE) return 0;
@@ -55,10 +55,15 @@ static int64_t piece_of(const Batch *batch) {
     return piece;
 }
 
+// Before any row, as blocks that write histories wait for the first rows alone (histories.cuh).
+static void copy_contexts(const Plan *plan) {
+    for (const Piece *p = plan->pieces; p < plan->pieces + plan->count; ++p) dpi_copy_contexts(plan->batch, p);
+}
+
 // Has other threads begin, if they are to help: they wake up while the graph is launched.
 static void begin_to_stage(const Plan *plan, int threads) {
     if (!plan->piece) return;
-    for (const Piece *p = plan->pieces; p < plan->pieces + plan->count; ++p) dpi_copy_contexts(plan->batch, p);
+    copy_contexts(plan);
     dpi_offer_copy(plan->copy, threads, (plan->batch->rows + plan->piece - 1) / plan->piece, copy_piece, plan);
 }
 
@@ -69,9 +74,10 @@ static void stage(const void *with) {
     if (plan->piece) {
         dpi_finish_copy(plan->copy, tell_pieces);
         done = batch->rows;
+    } else {
+        copy_contexts(plan);
     }
     for (const Piece *p = plan->pieces; !plan->piece && p < plan->pieces + plan->count; ++p) {
-        dpi_copy_contexts(batch, p);
         for (int64_t r = 0, n; r < p->rows; r += n) {
             const int64_t left = p->rows - r, room = CHUNK - done % CHUNK;
             n = left < room ? left : room;
@@ -97,6 +103,7 @@ static const char LANE[] = "dpiframe.lane";
 static void close_lane(PyObject *capsule) {
     Lane *lane = PyCapsule_GetPointer(capsule, LANE);
     PyBuffer_Release(&lane->batch.out);
+    if (lane->batch.carried_bytes) PyBuffer_Release(&lane->batch.carried);
     PyMem_Free(lane);
 }
 
@@ -143,12 +150,12 @@ static PyObject *run_batch(PyObject *capsule, PyObject *const *args, Py_ssize_t 
 
 static PyMethodDef RUN_BATCH = {"run_batch", (PyCFunction)(void (*)(void))run_batch, METH_FASTCALL, NULL};
 
-// replay_batch(given, error, bucket, ahead, threads, out, places, sections): a function of (words, blocks) that is fill and
-// replay, or if `ahead` fill once the graph is launched; rows behind them, up to the bucket, become padding. So many threads more
-// may copy a large batch. error: cudaGetErrorString's address.
+// replay_batch(given, error, bucket, ahead, threads, out, places, sections, carried, prefix): a function of (words, blocks) that is
+// fill and replay, or if `ahead` fill once the graph is launched; rows behind them, up to the bucket, become padding. So many
+// threads more may copy a large batch. error: cudaGetErrorString's address. carried: see Batch; or None.
 PyObject *dpi_replay_batch(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t given[3];
-    if (!counted(count, 8) || !integers(args + 2, 3, COUNTS, given)) return NULL;
+    if (!counted(count, 10) || !integers(args + 2, 3, COUNTS, given)) return NULL;
     Lane *lane = PyMem_Calloc(1, sizeof *lane);
     if (lane == NULL) return PyErr_NoMemory();
     lane->error = PyLong_AsVoidPtr(args[1]);
@@ -156,18 +163,19 @@ PyObject *dpi_replay_batch(PyObject *Py_UNUSED(module), PyObject *const *args, P
     lane->threads = given[2] < MOST_COPY_THREADS ? given[2] : MOST_COPY_THREADS;
     PyObject *capsule = NULL, *run = NULL;
     if (PyErr_Occurred() || !dpi_replay_of(args[0], &lane->replay) || !dpi_opened(args + 5, &lane->batch)) goto no_buffer;
+    if (!dpi_carries(args + 8, &lane->batch)) goto no_lane;
     const uintptr_t header = (uintptr_t)lane->batch.out.buf;
     if (header % sizeof(int32_t))
         PyErr_Format(PyExc_ValueError, "batch: got memory at %p, expected it at whole words", lane->batch.out.buf);
     else if (within(&lane->batch.out, 0, 4 * HEADER_WORDS))
         capsule = PyCapsule_New(lane, LANE, close_lane);
-    if (capsule == NULL) {
-        PyBuffer_Release(&lane->batch.out);
-        goto no_buffer;
-    }
+    if (capsule == NULL) goto no_lane;
     run = PyCFunction_New(&RUN_BATCH, capsule);
     Py_DECREF(capsule);
     return run;
+no_lane:
+    if (lane->batch.carried_bytes) PyBuffer_Release(&lane->batch.carried);
+    PyBuffer_Release(&lane->batch.out);
 no_buffer:
     PyMem_Free(lane);
     return NULL;

@@ -2,7 +2,7 @@
 // IdRecord.pack behind a comparison; built by c_build.py as a module of CPython, as its calls take a tenth of a microsecond
 // where NumPy's and ctypes' take one each.
 
-#include "lookup/id_records.h"
+#include "copies/id_records.h"
 #include "runtime/module.h"
 
 // pack_ids(columns, ids, wide, rows, out, at, bytes): ids[rows, columns], of 8 bytes each if `wide`, else of 4, into records of so

@@ -4,11 +4,12 @@
 // Grid: block b owns rows [b * R, b * R + R). A thread of the first UNIT_THREADS owns one unit, a vector of VEC (or 1)
 // consecutive output columns of one feature, for every LANES-th row: neighbouring threads read one table row and store to
 // neighbouring addresses whatever the tables' dims, and UNROLL row loads of a thread are in flight before the first is used. A
-// history is written once a context, by the block with its first row, into the row of x that has the context's number. The other
-// warps sum the first-order terms, GROUP lanes a row, so that these reads wait beside the units' and not after them.
+// history is written once a context, by blocks of its own behind the first one (histories.cuh). The other warps sum the
+// first-order terms, GROUP lanes a row, so that these reads wait beside the units' and not after them.
 //   1. ids and numbers of the rows start on their way into shared memory, straight from pinned host memory, 128-byte lines at a
 //      time: each crosses the bus once, and whole (row_loads.cuh). No line should be read by many blocks, as its reads queue up at
-//      40 ns each (H200): so a row's own request_of_row, -1, tells that it is padding, and the generation lies in device memory;
+//      40 ns each (H200): so a row's own request_of_row, -1, tells that it is padding, the generation lies in device memory, and
+//      with CARRIED each row has its context's ids and numbers beside it, which else take a second trip over the bus;
 //   2. meanwhile each thread reads where its table lies in either generation of segment descriptors, beside which one the batch is of;
 //   3. every id is checked, and rows are gathered, pooled, scaled, converted and stored, or summed.
 // Launched AHEAD of its rows, a block first waits until the host has staged them (wait_for_rows.cuh).
@@ -44,8 +45,12 @@
 #define OUT_FACTOR 1.0f   // what values are multiplied by where OUT is fp8: one over its scale
 #define TIERS 0           // whether tables lie in several segments, or by the ranks of their rows
 #define AHEAD 0           // whether rows may still be staged after the launch
-#define FIRST_ONCE 24     // units of x ahead of those of one id or mask that are written but once a context, in the row of its number
-#define AGAIN_WORDS 1     // of a context's ids: that hold what other units read
+#define FIRST_ONCE 24     // units of x ahead of those that are written but once a context, in the row of its number: of one id or mask
+#define ROW_WORDS 1       // of a context's ids, the first ones: that hold what its rows read
+#define CARRIED 0         // whether each row has these beside it, and the context's numbers
+#define HISTORY_PARTS 2   // of what is written once a context, each a block's
+#define PARTS_OF_HISTORY {{0, 8, 0, 1}, {8, 16, 0, 1}}  // tiling.py's HistoryPart
+#define MOST_PART_WORDS 1
 #define SHARED {16, 48}   // columns of x, [first, end), that are written for each context too; {0, 0}: none
 #endif
 #if AHEAD
@@ -59,6 +64,7 @@
 #define NUMBERS (CONTEXT_NUMBERS + CANDIDATE_NUMBERS)
 #define THREADS (UNIT_THREADS + TOTAL_THREADS)
 #define ONCE (FIRST_ONCE < UNITS)
+#define CARRIED_WORDS (ROW_WORDS + CONTEXT_NUMBERS)
 #define TERMS ((TOTALS + GROUP - 1) / GROUP < 8 ? (TOTALS + GROUP - 1) / GROUP : 8)  // of a lane, in flight
 
 #include "lookup/wait_for_rows.cuh"
@@ -67,6 +73,7 @@
 #if PARTS + SINGLES
 #include "lookup/bags.cuh"
 #endif
+#include "lookup/histories.cuh"
 
 __device__ __forceinline__ bool narrow(const Source& s) { return NARROW && HOW_WIDTH(s.how) == 1; }
 
@@ -87,8 +94,8 @@ struct Contexts {
     }
 };
 
-// x: of the block's first row; with OF_CONTEXTS of the batch's, of whose rows each context has that of its number.
-template <int N, int LANES, bool OF_CONTEXTS>
+// x: of the block's first row.
+template <int N, int LANES>
 __device__ __forceinline__ void write_unit(
     const Source& s, const float* scales, int lane, int n, OUT* x, int ld, const int* requests, const Contexts& contexts,
     const Staged& at, const Tables& in) {
@@ -96,7 +103,7 @@ __device__ __forceinline__ void write_unit(
     x += column;
     float scale[N];
     read_scales<N>(scale, scales);  // on their way together with the first rows
-    if (!OF_CONTEXTS && MOST > 1 && s.ids > 1) {
+    if (MOST > 1 && s.ids > 1) {
 #pragma unroll 1
         for (int r = lane; r < n; r += LANES) {
             float v[N];
@@ -110,37 +117,18 @@ __device__ __forceinline__ void write_unit(
         Raw<N, DTYPES> raw[UNROLL];
         bool has[UNROLL];
 #pragma unroll
-        for (int k = 0; k < UNROLL; ++k) {
-            const int r = first + k * LANES;
-            has[k] = r < n && (!OF_CONTEXTS || begins(requests, r));
-        }
+        for (int k = 0; k < UNROLL; ++k) has[k] = first + k * LANES < n;
         begin<N, DTYPES, UNROLL>(
             raw, Same{s}, [&](int k) { return first + k * LANES; }, has, at, in);
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k) {
             const int r = first + k * LANES;
             if (r >= n) break;
-            if (OF_CONTEXTS && !begins(requests, r)) continue;
             float v[N];
             finish<N, DTYPES>(v, raw[k], s, scale, r, at);
-            write_columns<N>(x + (long long)(OF_CONTEXTS ? requests[r] : r) * ld, v);
-            if (!OF_CONTEXTS && contexts.want(column, r, requests)) write_columns<N>(contexts.at(column, requests[r]), v);
+            write_columns<N>(x + (long long)r * ld, v);
+            if (contexts.want(column, r, requests)) write_columns<N>(contexts.at(column, requests[r]), v);
         }
-    }
-}
-
-// COUNT units from FIRST on. take(i) makes unit i the thread's own; without OF_CONTEXTS its first one is that already.
-template <int FIRST, int COUNT, bool OF_CONTEXTS, typename Take>
-__device__ __forceinline__ void write_units(
-    const Source& own, const float* const& scales, Take take, int n, OUT* x, int ld, const int* requests, const Contexts& contexts,
-    const Staged& at, const Tables& in) {
-    constexpr int LANES = COUNT && COUNT < UNIT_THREADS ? UNIT_THREADS / COUNT : 1;
-    for (int i = threadIdx.x; COUNT && i < COUNT * LANES; i += UNIT_THREADS) {
-        const int lane = i / (COUNT + !COUNT);
-        if (OF_CONTEXTS) take(FIRST + i - lane * COUNT);
-        else if (COUNT * LANES > UNIT_THREADS && i != threadIdx.x) take(i);
-        if (narrow(own)) write_unit<1, LANES, OF_CONTEXTS>(own, scales, lane, n, x, ld, requests, contexts, at, in);
-        else write_unit<VEC, LANES, OF_CONTEXTS>(own, scales, lane, n, x, ld, requests, contexts, at, in);
     }
 }
 
@@ -150,6 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     const int* STAGED header, const int* STAGED request_of_row,
     const unsigned* STAGED context_ids, const unsigned* STAGED candidate_ids,
     const float* STAGED context_numbers, const float* STAGED candidate_numbers,
+    const unsigned* STAGED carried,        // of CARRIED: [rows][CARRIED_WORDS]
+    int room, int histories,               // contexts that context_ids hold; blocks that write histories
     const Table* __restrict__ tables, const Segment* __restrict__ segments, int n_tables, int n_segments,
     const Units* __restrict__ units,       // of x, then first-order terms
     OUT* __restrict__ x, int ld, float* __restrict__ total, unsigned long long* out_of_range,
@@ -162,30 +152,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     float* term_scales = reinterpret_cast<float*>(terms + TOTALS);         // [TOTALS]
     int* requests = reinterpret_cast<int*>(term_scales + TOTALS) + 1;      // [R], and of the row ahead
     int* read_for = requests + R;                                          // [R]: a row's first neighbour of the same context
-    unsigned* own_context_ids = reinterpret_cast<unsigned*>(read_for + R); // [R][CONTEXT_WORDS], of those rows alone
-    float* own_context_numbers = reinterpret_cast<float*>(own_context_ids + R * CONTEXT_WORDS);  // [R][CONTEXT_NUMBERS]
-    char* free = shared + lines(TOTALS * (sizeof(Source) + 4) + 4 + R * 4 * (2 + CONTEXT_WORDS + CONTEXT_NUMBERS));
+    unsigned* own_context_ids = reinterpret_cast<unsigned*>(read_for + R); // [R][ROW_WORDS], of those rows alone
+    float* own_context_numbers = reinterpret_cast<float*>(own_context_ids + R * ROW_WORDS);  // [R][CONTEXT_NUMBERS]
+    char* free = shared + lines(TOTALS * (sizeof(Source) + 4) + 4 + R * 4 * (CARRIED ? 2 : 2 + CARRIED_WORDS));
+    char* own_context = free + lines(R * CANDIDATE_BYTES + 124) + lines(R * CANDIDATE_NUMBERS * 4 + 124);
     let_dependents_start();
+#if HISTORY_PARTS
+    if (blockIdx.x > 0 && blockIdx.x <= histories) {
+        write_histories(blockIdx.x - 1, histories / HISTORY_PARTS, header, context_ids, room, *units, tables, segments, n_tables, n_segments, x, ld,
+                        out_of_range, state, reinterpret_cast<unsigned*>(shared));
+        return;
+    }
+#endif
 
-    const int tid = threadIdx.x, first = blockIdx.x * R, staged = min(R, bucket - first);
+    const int tid = threadIdx.x, first = (blockIdx.x ? blockIdx.x - histories : 0) * R, staged = min(R, bucket - first);
     const bool recorder = blockIdx.x == 0 && tid == THREADS - 1;
     int true_rows = 0, all_contexts = 0;
-    Staged at = {own_context_ids, nullptr, own_context_numbers, nullptr, read_for};
+    Staged at = {own_context_ids, nullptr, own_context_numbers, nullptr, read_for, CANDIDATE_WORDS};
     // Padding too, rather than wait for request_of_row to cross the bus first. It goes to shared memory as well: in a register its
     // sign was wanted before the other reads had started, which then came a trip over the bus later (1.3 us, H200).
     const auto fetch_rows = [&] {
         if (tid < staged) copy_word(requests + tid, request_of_row + first + tid);
-        if ((ONCE || SHARES) && tid == 0 && first > 0) copy_word(requests - 1, request_of_row + first - 1);
+        if (SHARES && tid == 0 && first > 0) copy_word(requests - 1, request_of_row + first - 1);
         else if (tid == 0) requests[-1] = -1;
         const auto staged_rows = [&](const auto* rows, int words, char* to) {
             return stage(rows + (long long)first * words, staged * words, first * words, (bucket - first - staged) * words, to);
         };
         at.candidate_ids = staged_rows(candidate_ids, CANDIDATE_WORDS, free);
         at.candidate_numbers = staged_rows(candidate_numbers, CANDIDATE_NUMBERS, free + lines(R * CANDIDATE_BYTES + 124));
+        if (!CARRIED) return;
+        at.context_ids = staged_rows(carried, CARRIED_WORDS, own_context);
+        at.context_numbers = reinterpret_cast<const float*>(at.context_ids + ROW_WORDS);
     };
     if (!AHEAD) {
         if (recorder) true_rows = header[STAGED_ROWS];
-        if (SHARES && recorder) all_contexts = header[STAGED_CONTEXTS];
+        if ((ONCE || SHARES) && recorder) all_contexts = header[STAGED_CONTEXTS];
         fetch_rows();
     }
 
@@ -204,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(UNITS + j, in));
     }
 #if PARTS + SINGLES
-    char* own_bags = free + lines(R * CANDIDATE_BYTES + 124) + lines(R * CANDIDATE_NUMBERS * 4 + 124);
+    char* own_bags = own_context + (CARRIED ? lines(R * CARRIED_WORDS * 4 + 124) : 0);
     const Bags bags = {reinterpret_cast<Part*>(own_bags), reinterpret_cast<int*>(own_bags + (PARTS + SINGLES + JOINS) * sizeof(Part)),
                        reinterpret_cast<float*>(own_bags + (PARTS + SINGLES + JOINS) * sizeof(Part) + 16)};
 #pragma unroll 1
@@ -217,8 +218,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     if (AHEAD) {
         // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all
         // threads: it reads its rows together with the last block, so nothing takes longer.
+        if ((ONCE || SHARES) && recorder) state[CONTEXTS] = header[STAGED_CONTEXTS];  // for whom pass_on lets go on
         if (recorder) true_rows = pass_on(header + STAGED_ROWS, state + READY_ROWS);
-        if (SHARES && recorder) all_contexts = header[STAGED_CONTEXTS];
         else if (tid == THREADS - 1) wait_for_rows(state + READY_ROWS, first + staged);
         __syncthreads();
         // When all blocks have counted themselves, nobody passes on or waits any more. Other warps' reads cross the bus meanwhile.
@@ -229,38 +230,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     const int n = __syncthreads_count(tid < staged && requests[tid] >= 0);  // its own copy; padding comes last
     if (recorder) {
         state[TRUE_ROWS] = true_rows;
-        if (SHARES) state[CONTEXTS] = all_contexts;
+        if (!AHEAD && (ONCE || SHARES)) state[CONTEXTS] = all_contexts;
         if (counts) state[BATCH_NUMBER] = batch + 1;
     }
     if (n == 0) return;
     if ((ONCE || SHARES) && tid < n) context_rows[first + tid] = requests[tid];
-    bool some_begin = false;
-    if (CONTEXT_WORDS + CONTEXT_NUMBERS) {
+    if (!CARRIED && CARRIED_WORDS) {
         if (tid < n) {
             int r = tid;
             while (repeats(requests, r)) --r;
             read_for[tid] = r;
         }
-        constexpr int EACH = CONTEXT_WORDS + CONTEXT_NUMBERS + !(CONTEXT_WORDS + CONTEXT_NUMBERS);
+        constexpr int EACH = CARRIED_WORDS + !CARRIED_WORDS;
         for (int i = tid; i < n * EACH; i += THREADS) {
-            const int r = i / EACH, c = i - r * EACH, number = c - CONTEXT_WORDS;
-            if (repeats(requests, r) || (ONCE && c >= AGAIN_WORDS && number < 0 && !begins(requests, r))) continue;
+            const int r = i / EACH, c = i - r * EACH, number = c - ROW_WORDS;
+            if (repeats(requests, r)) continue;
             const long long q = requests[r];
-            if (number < 0) copy_word(own_context_ids + r * CONTEXT_WORDS + c, context_ids + q * CONTEXT_WORDS + c);
+            if (number < 0) copy_word(own_context_ids + r * ROW_WORDS + c, context_ids + q * CONTEXT_WORDS + c);
             else copy_word(own_context_numbers + r * CONTEXT_NUMBERS + number, context_numbers + q * CONTEXT_NUMBERS + number);
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
-        if (ONCE) some_begin = __syncthreads_count(tid < n && begins(requests, tid)) > 0;
-        else __syncthreads();
+        __syncthreads();
     }
 
     if (tid < UNIT_THREADS) {
-        OUT* all_x = x;
         x += (long long)first * ld;
         const Contexts contexts = {shared_x, most_contexts};
-        write_units<0, FIRST_ONCE, false>(own, scales, take, n, x, ld, requests, contexts, at, in);
-        if (ONCE && some_begin)
-            write_units<FIRST_ONCE, UNITS - FIRST_ONCE, true>(own, scales, take, n, all_x, ld, requests, contexts, at, in);
+        constexpr int LANES = FIRST_ONCE && FIRST_ONCE < UNIT_THREADS ? UNIT_THREADS / FIRST_ONCE : 1;
+        for (int i = tid; FIRST_ONCE && i < FIRST_ONCE * LANES; i += UNIT_THREADS) {
+            const int lane = i / (FIRST_ONCE + !FIRST_ONCE);
+            if (FIRST_ONCE * LANES > UNIT_THREADS && i != tid) take(i);
+            if (narrow(own)) write_unit<1, LANES>(own, scales, lane, n, x, ld, requests, contexts, at, in);
+            else write_unit<VEC, LANES>(own, scales, lane, n, x, ld, requests, contexts, at, in);
+        }
 #if PARTS + SINGLES
         pool_bags<VEC, DTYPES>(bags, n, R, x, ld, at, in);
 #endif

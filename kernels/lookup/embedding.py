@@ -8,9 +8,19 @@ import torch
 
 from kernels.lookup.bag_parts import FAR, FARTHER, LONG, BagParts, bag_parts
 from kernels.lookup.descriptors import REACH, TABLE, Descriptors
+from kernels.lookup.id_record import carried_bytes
 from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
-from kernels.lookup.tiling import Tiling, bag_tiling, each_alone, far_tiling, history_tiling, tiling
-from kernels.lookup.units import DTYPES, units_image, units_of
+from kernels.lookup.tiling import (
+    HistoryPart,
+    Tiling,
+    bag_tiling,
+    each_alone,
+    far_tiling,
+    history_blocks,
+    history_parts,
+    tiling,
+)
+from kernels.lookup.units import dtype_set, placed, units_image, units_of
 from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import KernelSource, loaded
 from kernels.runtime.state import STATE_WORDS
@@ -62,24 +72,27 @@ class DeviceLookup:
         of_contexts = {s.out: s for s in plan.x_slots if _is_once(s, self.once)}  # no two begin at one column
         each = replace(plan, x_slots=tuple(s for s in plan.x_slots if s.out not in of_contexts))
         self.bags, of_rows = bag_parts(each, vector, most_ids)
-        others = [*of_rows, *of_contexts.values()]
         if shared and (once or self.bags.parts):
             raise ValueError(f"lookup: got {len(self.bags.parts)} parts of bags, columns {once} once a context, expected none "
                              f"beside columns {shared} of each context")  # fmt: skip
-        units = [u for s in others for u in units_of(plan, s, vector)]
+        read, prefix = plan.context_end((*each.x_slots, *plan.total_slots)), plan.context_ids.prefix_bytes
+        self._carried = carried_bytes(plan.context_ids, plan.context_numbers) if read <= prefix else 0
+        self._row_words = prefix // 4 if self._carried else -(-read // 4)
+        units = [u for s in of_rows for u in units_of(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
+        once_units = [u for s in of_contexts.values() for u in units_of(plan, s, vector)]
+        self._once_units = sorted(once_units, key=lambda u: (u.id, u.out))
         self.units, self.totals = len(units), len(totals)
-        self._once_units = sum(len(units_of(plan, s, vector)) for s in of_contexts.values())
         cuts = [self.bags]
         if self.bags.parts:
             cuts.append(bag_parts(each, vector, most_ids, few=True)[0])
         self._cuts: list[_Cut] = []
         for bags in cuts:
-            image = units_image([*units, *totals, *bags.units], bags.columns, descriptors.tiers)
+            records = placed(units, self._once_units, [*totals, *bags.units], plan.context_ids.nbytes, 4 * self._row_words)
+            image = units_image(records, bags.columns, descriptors.tiers)
             self._cuts.append(_Cut(bags, image, torch.zeros(image.nbytes, dtype=torch.uint8, device=self._device)))
         self.place()
         sides = plan.context_ids, plan.candidate_ids
-        self._context_bytes = plan.context_ids.nbytes + plan.context_numbers * 4
         self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         if (size := self._shared_bytes(1, self.bags)) > _SHARED_LIMIT:
             raise ValueError(f"lookup: got {size} bytes of terms, ids, numbers, expected <= {_SHARED_LIMIT}")
@@ -87,19 +100,18 @@ class DeviceLookup:
         self._cuts = [
             c for c in self._cuts if c.bags is self.bags or self._shared_bytes(1, c.bags, tiers=True) <= _SHARED_LIMIT
         ]
-        self._most = max([1, *(s.columns for s in (*others, *plan.total_slots))])
+        self._most = max([1, *(s.columns for s in (*of_rows, *plan.total_slots))])
         self._constants = {
             "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
             "CONTEXT_BYTES": plan.context_ids.nbytes, "CANDIDATE_BYTES": plan.candidate_ids.nbytes,
             "CONTEXT_NUMBERS": plan.context_numbers, "CANDIDATE_NUMBERS": plan.candidate_numbers,
-            "UNITS": len(units), "TOTALS": len(totals), "VEC": vector,
-            "NARROW": int(any(u.how.width < vector for u in units)),
+            "UNITS": len(units) + len(self._once_units), "TOTALS": len(totals), "VEC": vector,
+            "NARROW": int(any(u.how.width < vector for u in (*units, *self._once_units))),
             "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
-            "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
+            "DTYPES": dtype_set(plan, plan.x_slots), "TOTAL_DTYPES": dtype_set(plan, plan.total_slots),
             "OUT_FACTOR": f"{1 / out_scale!r}f", "TIERS": int(descriptors.tiers),
             "MOST": self._most,
-            "FIRST_ONCE": len(units) - self._once_units,
-            "AGAIN_WORDS": -(-_context_end(plan, (*each.x_slots, *plan.total_slots)) // 4),
+            "FIRST_ONCE": len(units), "ROW_WORDS": self._row_words,
             "SHARED": f"{{{shared[0]},{shared[1]}}}" if shared else "{0,0}",
         }  # fmt: skip
 
@@ -137,20 +149,25 @@ class DeviceLookup:
                 t = far_tiling(rows, t, team, parts, self._processors, self._descriptors.cold_reads)
         else:
             t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
-            if self.once:
-                t = history_tiling(rows, t, self._once_units, self._processors)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
         fitting = (r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r, bags) <= _SHARED_LIMIT)
         return replace(t, rows=next(fitting))
 
     def _shared_bytes(self, rows: int, bags: BagParts, tiers: bool | None = None) -> int:
         tiers = self._descriptors.tiers if tiers is None else tiers
-        own = self.totals * _TERM_BYTES[tiers] + 4 + rows * (8 + self._context_bytes)
-        staged = sum(_lines(rows * size + 124) for size in self._candidate_bytes)
+        of_context = 0 if self._carried else 4 * (self._row_words + self.plan.context_numbers)
+        own = self.totals * _TERM_BYTES[tiers] + 4 + rows * (8 + of_context)
+        staged = sum(_lines(rows * size + 124) for size in (*self._candidate_bytes, self._carried))
         return _lines(own) + staged + bags.shared_bytes(rows, tiers)
 
-    def _source(self, t: Tiling, bags: BagParts, ahead: bool) -> KernelSource:
+    def _parts(self, t: Tiling) -> tuple[HistoryPart, ...]:
+        return history_parts([(u.id, u.how.id_bytes) for u in self._once_units], t.unit_threads + t.total_threads)
+
+    def _source(self, t: Tiling, bags: BagParts, ahead: bool, carried: bool) -> KernelSource:
+        parts = self._parts(t)
         sizes = {
+            "CARRIED": int(carried), "HISTORY_PARTS": len(parts), "MOST_PART_WORDS": _most_words(parts),
+            "PARTS_OF_HISTORY": f"{{{','.join(f'{{{p.first},{p.end},{p.first_word},{p.end_word}}}' for p in parts)}}}",
             "PARTS": len(bags.parts), "SINGLES": len(bags.singles), "JOINS": len(bags.joins), "TEAM": bags.team,
             "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "GROUP": t.group,
             "BLOCKS": t.blocks, "FLIGHT": t.flight, "AHEAD": int(ahead),
@@ -164,7 +181,7 @@ class DeviceLookup:
         Args:
             pinned: whether ids and numbers lie in host memory. ahead: whether it runs ahead of its rows.
         """
-        return self._source(self.tiling(rows, pinned), self._cut_for(rows).bags, ahead)
+        return self._source(self.tiling(rows, pinned), self._cut_for(rows).bags, ahead, self._carried > 0)
 
     def __call__(
         self,
@@ -230,21 +247,26 @@ class DeviceLookup:
             ):
                 got = "None" if shared_x is None else f"{shared_x.dtype} {tuple(shared_x.shape)}"
                 raise ValueError(f"lookup shared x: got {got}, expected contiguous {self._out_dtype} [contexts, {width}]")
+        carried = batch.carried if self._carried else None
+        if carried is not None and (carried.shape[1] != self._carried or not carried.is_contiguous() or len(carried) < rows):
+            raise ValueError(f"lookup carried: got {tuple(carried.shape)}, expected contiguous [>= {rows}, {self._carried}]")
         if ahead and state.numel() < STATE_WORDS:
             got = f"{state.numel()} words"
             raise ValueError(f"lookup state: got {got}, expected {STATE_WORDS} for rows that are staged after the launch")
         descriptors = self._descriptors
         t = self.tiling(rows, pinned=not (batch.candidate_ids.is_cuda or batch.context_ids.is_cuda))
-        cut = self._cut_for(rows)
+        cut, parts = self._cut_for(rows), self._parts(t)
+        histories = history_blocks(len(parts), rows, ahead)
         i32 = np.int32
         launch(
-            loaded(self._source(t, cut.bags, ahead)),
-            -(-rows // t.rows),
+            loaded(self._source(t, cut.bags, ahead, carried is not None)),
+            -(-rows // t.rows) + histories,
             t.unit_threads + t.total_threads,
             (
                 batch.header.data_ptr(), batch.request_of_row.data_ptr(),
                 batch.context_ids.data_ptr(), batch.candidate_ids.data_ptr(),
                 batch.context_numbers.data_ptr(), batch.candidate_numbers.data_ptr(),
+                0 if carried is None else carried.data_ptr(), i32(len(batch.context_ids)), i32(histories),
                 descriptors.tables.data_ptr(), descriptors.segments.data_ptr(),
                 i32(descriptors.n_tables), i32(descriptors.n_segments), cut.records.data_ptr(),
                 0 if x is None else x.data_ptr(), i32(0 if x is None else x.stride(0)),
@@ -253,8 +275,12 @@ class DeviceLookup:
                 0 if shared_x is None else shared_x.data_ptr(), i32(0 if shared_x is None else len(shared_x)),
                 i32(rows), i32(t.rows), i32(counts),
             ),
-            shared_bytes=self._shared_bytes(t.rows, cut.bags),
+            shared_bytes=max(self._shared_bytes(t.rows, cut.bags), bool(parts) * (16 + 32 * _most_words(parts))),
         )  # fmt: skip
+
+
+def _most_words(parts: Sequence[HistoryPart]) -> int:
+    return max((p.end_word - p.first_word for p in parts), default=0)
 
 
 def _lines(size: int) -> int:
@@ -278,15 +304,3 @@ def _is_once(slot: Slot, once: Sequence[tuple[int, int]]) -> bool:
     if spans and (slot.columns > 1 or slot.out < spans[0][0] or end > spans[0][1]):
         raise ValueError(f"lookup columns once a context: got {slot} at {spans[0]}, expected whole slots of one id each")
     return bool(spans)
-
-
-def _context_end(plan: LookupPlan, slots: Sequence[Slot]) -> int:
-    """The bytes of a context's ids up to the last that these slots read."""
-    places = (plan.id_place(c) for s in slots for c in plan.columns[s.first : s.first + s.columns] if c.source < 0)
-    return max((at + width for at, width in places), default=0)
-
-
-def _dtypes(plan: LookupPlan, slots: Sequence[Slot]) -> int:
-    """The bit set of the dtypes of the slots' tables."""
-    own = {DTYPES[plan.tables[plan.columns[s.first].table].dtype] for s in slots if s.kind in (Kind.GATHER, Kind.SCALE)}
-    return sum(1 << dtype for dtype in own) or 1

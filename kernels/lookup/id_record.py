@@ -1,5 +1,6 @@
-"""How the ids of one row lie side by side: as few bytes a column as its tables need, the widest columns first; and what a
-lookup on a CPU takes of a batch. Plain NumPy, no torch: host code fills such records, a lookup on a GPU reads them in place.
+"""How the ids of one row lie side by side: as few bytes a column as its tables need, the widest columns first, and sequences
+behind all others; and what a lookup on a CPU takes of a batch. Plain NumPy, no torch: host code fills such records, a lookup on
+a GPU reads them in place.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+MOST_CARRIED = 64  # bytes, see `carried_bytes`
 _DTYPES: dict[int, np.dtype[Any]] = {n: np.dtype(name) for n, name in ((1, "<u1"), (2, "<u2"), (4, "<i4"), (8, "<i8"))}
 _COLUMN = np.dtype([*((name, np.int32) for name in ("source", "at", "width", "lowest")), ("span", np.uint64)])
 
@@ -25,24 +27,36 @@ def id_bytes(rows: int) -> int:
 
 @dataclass(frozen=True)
 class IdRecord:
-    """The id columns of one side, context or candidate. `widths`: bytes of each column's id: 1, 2, 4 or 8."""
+    """The id columns of one side, context or candidate.
+
+    widths: bytes of each column's id: 1, 2, 4 or 8. behind: the columns that lie behind all others, so that these are a prefix.
+    """
 
     widths: tuple[int, ...] = ()
+    behind: frozenset[int] = frozenset()
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """The first byte of each column: aligned to its width, as wider columns come first and equal ones keep their order."""
-        at, out = 0, [0] * len(self.widths)
-        for column in self._order:
-            out[column] = at
-            at += self.widths[column]
+        out = [0] * len(self.widths)
+        for columns, at, width in self._runs:
+            for i, column in enumerate(columns):
+                out[column] = at + i * width
         return tuple(out)
+
+    @cached_property
+    def prefix_bytes(self) -> int:
+        """Of the columns that are not behind, in whole words, as `nbytes` has them."""
+        return self._whole(sum(width for column, width in enumerate(self.widths) if column not in self.behind))
 
     @cached_property
     def nbytes(self) -> int:
         """Bytes of a record: whole 4-byte words (8, with int64 ids), so that columns are aligned in every record."""
+        return self.prefix_bytes + self._whole(sum(self.widths[column] for column in self.behind))
+
+    def _whole(self, size: int) -> int:
         word = max(4, *self.widths, 0)
-        return -(-sum(self.widths) // word) * word
+        return -(-size // word) * word
 
     def column(self, records: Records, start: int, count: int) -> npt.NDArray[Any]:
         """Columns [start, start + count), equally wide, of uint8[n, nbytes]: a writable view in their own dtype."""
@@ -51,8 +65,8 @@ class IdRecord:
 
     def pack(self, ids: npt.NDArray[np.integer[Any]], records: Records) -> None:
         """Writes ids[n, columns], which must fit, into uint8[n, nbytes]."""
-        for columns, span, dtype in self._runs:
-            records[:, span].view(dtype)[:] = ids[:, columns]
+        for columns, at, width in self._runs:
+            records[:, at : at + len(columns) * width].view(_DTYPES[width])[:] = ids[:, _together(columns)]
 
     def legal(self, lowest: Sequence[int], above: Sequence[int]) -> bytes:
         """The columns as blocks.c packs them, each with its legal ids: from `lowest` (0 or -1) to one below `above`."""
@@ -69,27 +83,37 @@ class IdRecord:
     def widened(self, records: Records, dtype: npt.DTypeLike) -> Ids:
         """All ids as dtype[n, columns], in the order of the columns, -1 for all ones."""
         out = np.empty((len(records), len(self.widths)), dtype)
-        for columns, span, own in self._runs:
-            ids = records[:, span].view(own)
-            out[:, columns] = ids if own.kind == "i" else (ids + own.type(1)).astype(dtype) - 1
+        for columns, at, width in self._runs:
+            own = _DTYPES[width]
+            ids = records[:, at : at + len(columns) * width].view(own)
+            out[:, _together(columns)] = ids if own.kind == "i" else (ids + own.type(1)).astype(dtype) - 1
         return out
 
     @cached_property
-    def _order(self) -> npt.NDArray[np.intp]:
-        return np.argsort(-np.array(self.widths, np.intp), kind="stable")
-
-    @cached_property
-    def _runs(self) -> list[tuple[slice | npt.NDArray[np.intp], slice, np.dtype[Any]]]:
-        """For each width: its columns (a slice if they lie side by side, which takes no gather), its bytes, its dtype."""
-        runs: list[tuple[slice | npt.NDArray[np.intp], slice, np.dtype[Any]]] = []
-        at = 0
-        for width in sorted(set(self.widths), reverse=True):
-            columns = np.flatnonzero(np.array(self.widths) == width)
-            first, count = int(columns[0]), len(columns)
-            together = int(columns[-1]) - first + 1 == count
-            runs.append((slice(first, first + count) if together else columns, slice(at, at + count * width), _DTYPES[width]))
-            at += count * width
+    def _runs(self) -> list[tuple[list[int], int, int]]:
+        """Columns that lie side by side, all of one width, with the first one's byte and that width."""
+        runs: list[tuple[list[int], int, int]] = []
+        for is_behind, at in ((False, 0), (True, self.prefix_bytes)):
+            own = [column for column in range(len(self.widths)) if (column in self.behind) == is_behind]
+            for width in (8, 4, 2, 1):
+                if columns := [column for column in own if self.widths[column] == width]:
+                    runs.append((columns, at, width))
+                    at += len(columns) * width
         return runs
+
+
+def carried_bytes(context_ids: IdRecord, numbers: int) -> int:
+    """Bytes of a context that a GPU's batch has beside each row: the prefix of its ids, and its numbers; 0 where they are many.
+    So a row's block makes no second trip over the bus for them, to lines that other blocks read, too.
+    """
+    size = context_ids.prefix_bytes + 4 * numbers
+    return size if size <= MOST_CARRIED else 0
+
+
+def _together(columns: list[int]) -> slice | list[int]:
+    """A slice of columns that follow one another takes no gather."""
+    first, end = columns[0], columns[-1] + 1
+    return slice(first, end) if end - first == len(columns) else columns
 
 
 class RowAddresses(NamedTuple):

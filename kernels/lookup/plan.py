@@ -2,6 +2,7 @@
 lands. Knows no weights and no device. embedding.py runs it on a GPU, cpu/lookup.py on a CPU, `reference` slowly anywhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -100,6 +101,11 @@ class LookupPlan:
             return self.context_ids.offsets[-1 - column.source], self.context_ids.widths[-1 - column.source]
         return self.context_ids.nbytes + self.candidate_ids.offsets[column.source], self.candidate_ids.widths[column.source]
 
+    def context_end(self, slots: Sequence[Slot]) -> int:
+        """The bytes of a context's ids up to the last that these slots read."""
+        read = (c for s in slots for c in self.columns[s.first : s.first + s.columns] if ALWAYS_ROW_0 < c.source < 0)
+        return max((sum(self.id_place(c)) for c in read), default=0)
+
     @property
     def candidate_width(self) -> int:
         return len(self.candidate_ids.widths)
@@ -122,7 +128,9 @@ class Batch:
     and STAGED_CONTEXTS that of contexts;
     request_of_row: int32[B], -1 for padding, which comes last;
     *_ids: uint8[Q or B, bytes of an `IdRecord`]; `reference` takes them widened, int32 or int64 [Q or B, columns];
-    *_numbers: float32[Q or B, *].
+    *_numbers: float32[Q or B, *];
+    carried: uint8[B, carried_bytes]: for each row the prefix of its context's ids, and its numbers (see `carried_bytes`); None:
+    rows have none beside them.
     """
 
     header: torch.Tensor
@@ -131,6 +139,7 @@ class Batch:
     candidate_ids: torch.Tensor
     context_numbers: torch.Tensor
     candidate_numbers: torch.Tensor
+    carried: torch.Tensor | None = None
 
 
 def rows_of(batch: Batch, rows: int) -> RowArrays:

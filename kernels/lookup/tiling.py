@@ -2,11 +2,13 @@
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 # Of a launch of bags, of up to eight rows a multiprocessor and of more: with no more, row by row is faster. 1,024 rows of 16
 # bags of 8 take a quarter less so (H200, 2 to 32 GB cold).
 FEW_COLD_READS, FEW_OF_MANY_ROWS = 5000, 3000
+_PART_WORDS = 1024  # of a context's ids that a block of its history holds, of up to eight contexts at once: 32 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +63,40 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, po
     return Tiling(wanted, unit_threads, total_threads, _lanes_of(totals), blocks)
 
 
-def history_tiling(rows: int, t: Tiling, once: int, processors: int) -> Tiling:
-    """`tiling` where so many units are written but once a context, by the block with its first row. All blocks read what else a
-    context has, and each such read of a line waits for those of other blocks: 1,024 rows of one context with a history of 50
-    take 15 us in blocks of 16 rows, and 24 in blocks of 8. A longer history is there sooner in the latter (H200; 6 tilings,
-    histories of 50 and 200, 1 to 256 contexts).
+@dataclass(frozen=True, slots=True)
+class HistoryPart:
+    """What a block writes once a context: units [first, end) of those that are so written, and the 4-byte words of a context's
+    ids in which theirs lie.
     """
-    share = -(-rows // processors)
-    if share < 8 or (share < 16 and once > 1024):
-        return t
-    threads = min(480, 512 - t.total_threads, max(t.unit_threads, -(-once // 32) * 32))
-    return replace(t, rows=16, unit_threads=threads, blocks=2)
+
+    first: int
+    end: int
+    first_word: int
+    end_word: int
+
+
+def history_parts(ids: Sequence[tuple[int, int]], threads: int) -> tuple[HistoryPart, ...]:
+    """Parts of about as many units, at most as many as a block has threads, and of ids that lie near each other.
+
+    ids: the first byte and the bytes of each unit's id, in their order.
+    """
+    parts: list[HistoryPart] = []
+    most = -(-len(ids) // max(1, -(-len(ids) // threads)))
+    for i, (at, width) in enumerate(ids):
+        last, end = parts[-1] if parts else None, -(-(at + width) // 4)
+        if last is None or i - last.first >= most or end - last.first_word > _PART_WORDS:
+            parts.append(HistoryPart(i, i + 1, at // 4, end))
+        else:
+            parts[-1] = replace(last, end=i + 1, end_word=max(last.end_word, end))
+    return tuple(parts)
+
+
+def history_blocks(parts: int, rows: int, ahead: bool) -> int:
+    """How many blocks write histories, of so many parts each, for `rows` rows. They learn from the batch's header how many
+    contexts there are: few read it at once. ahead: its first block tells them, in device memory.
+    """
+    most = 256 if ahead else 64 if rows >= 128 else 32
+    return parts * max(1, min(rows, most // max(1, parts)))
 
 
 def _lanes_of(totals: int) -> int:

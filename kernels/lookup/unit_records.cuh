@@ -40,18 +40,20 @@ enum Kind { GATHER = 0, SCALE = 1, COPY = 2, MASK = 3 };
 
 struct Staged {  // in shared memory
     const unsigned* context_ids; const unsigned* candidate_ids; const float* context_numbers; const float* candidate_numbers;
-    const int* read_for;  // for each row the one that has its context's ids and numbers
+    const int* read_for;  // for each row the one that has its context's ids and numbers; not with CARRIED
+    int candidate_words;  // from row to row
     // The id at byte `at`, with no branch on its width: no id crosses a word, and a word's other bytes are permuted away.
     __device__ __forceinline__ ID id(int r, int at, int how) const {
         const int i = at >> 2;
-        const unsigned* word = candidate_ids + r * CANDIDATE_WORDS + i - CONTEXT_WORDS;
-        if (CONTEXT_WORDS && i < CONTEXT_WORDS) word = context_ids + read_for[r] * CONTEXT_WORDS + i;
+        const unsigned* word = candidate_ids + r * candidate_words + i - ROW_WORDS;
+        if (ROW_WORDS && i < ROW_WORDS) word = context_ids + (CARRIED ? r * CARRIED_WORDS : read_for[r] * ROW_WORDS) + i;
         const unsigned low = __byte_perm(*word, 0, HOW_PICK(how) + 0x11 * (at & 3));
         if constexpr (sizeof(ID) == 8) return HOW_ID_BYTES(how) == 8 ? (ID)word[1] << 32 | low : low;
         return low;
     }
     __device__ __forceinline__ float number(int r, int i) const {
-        if (CONTEXT_NUMBERS && i < CONTEXT_NUMBERS) return context_numbers[read_for[r] * CONTEXT_NUMBERS + i];
+        if (CONTEXT_NUMBERS && i < CONTEXT_NUMBERS)
+            return context_numbers[(CARRIED ? r * CARRIED_WORDS : read_for[r] * CONTEXT_NUMBERS) + i];
         return candidate_numbers[r * CANDIDATE_NUMBERS + i - CONTEXT_NUMBERS];
     }
 };

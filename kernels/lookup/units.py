@@ -87,6 +87,25 @@ def units_of(plan: LookupPlan, slot: Slot, vector: int) -> list[Unit]:
     return [first, *others]
 
 
+def placed(units: Sequence[Unit], once: Sequence[Unit], others: Sequence[Unit], end: int, start: int) -> list[Unit]:
+    """All these units with their ids where the kernel finds them: those of a row's context in that one's first `start` bytes, a
+    row's own behind these; and there, too, those of a context whose history is written once.
+
+    end: the bytes of a context's ids.
+    """
+
+    def of_row(u: Unit) -> Unit:
+        return u if u.id < end else replace(u, id=u.id - end + start)
+
+    return [*map(of_row, units), *(replace(u, id=u.id + start) for u in once), *map(of_row, others)]
+
+
+def dtype_set(plan: LookupPlan, slots: Sequence[Slot]) -> int:
+    """The bit set of the dtypes of the slots' tables."""
+    own = {DTYPES[plan.tables[plan.columns[s.first].table].dtype] for s in slots if s.kind in (Kind.GATHER, Kind.SCALE)}
+    return sum(1 << dtype for dtype in own) or 1
+
+
 def units_image(units: Sequence[Unit], zeros: int, tiers: bool = False) -> np.ndarray:
     """unit_records.cuh's Units, one record, with so many zeros; where tables lie is 0 yet."""
     n = len(units)

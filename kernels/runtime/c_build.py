@@ -78,7 +78,7 @@ class RequestExtension(Protocol):
     def replay(self, given: bytes, words: int, /) -> int: ...
     def replay_batch(
         self, given: bytes, error: int, bucket: int, ahead: bool, threads: int, out: Buffer, places: tuple[int, ...],
-        sections: tuple[tuple[int, int], ...], /,
+        sections: tuple[tuple[int, int], ...], carried: Buffer | None, prefix: int, /,
     ) -> Callable[[int, Sequence[object]], None]: ...  # fmt: skip
 
 

@@ -8,7 +8,7 @@
 #include <Python.h>
 #include <stdint.h>
 
-#include "lookup/id_records.h"
+#include "copies/id_records.h"
 
 // Counts end at 2^31 - 1, so that a product of two is one of 64 bits, and places so early that such a product can be added.
 #define COUNTS INT32_MAX

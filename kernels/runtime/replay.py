@@ -55,6 +55,7 @@ def replay_batch(
     done: npt.NDArray[np.int32] | None,
     bucket: int,
     stage: tuple[npt.NDArray[np.uint8], tuple[int, ...], tuple[tuple[int, int], ...]],
+    carried: tuple[npt.NDArray[np.uint8] | None, int] = (None, 0),
     *,
     ahead: bool,
     threads: int = 0,
@@ -67,6 +68,7 @@ def replay_batch(
 
     Args:
         stage: RowBlock's buffer and places, where the graph reads, and its layout's sections.
+        carried: Batch's, and how many bytes of a context's ids it has; None: there is none.
         ahead: the graph's lookup waits for its rows (wait_for_rows.cuh), which are copied while it starts.
         threads: that may help the caller to copy a large batch.
     """
@@ -74,7 +76,7 @@ def replay_batch(
     if functions is None or cuda is None:
         return None
     return functions.replay_batch(
-        _given(exec_, stream, done, cuda), _address(cuda.cudaGetErrorString), bucket, ahead, threads, *stage
+        _given(exec_, stream, done, cuda), _address(cuda.cudaGetErrorString), bucket, ahead, threads, *stage, *carried
     )
 
 

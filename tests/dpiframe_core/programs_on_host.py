@@ -5,6 +5,7 @@ program is planned, given its buffers and launched as in a lane of a GPU; nothin
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,7 +68,9 @@ def _staged(block: RowBlock, bucket: int) -> Batch:
     staged.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_CONTEXTS + 1] = rows, block.contexts
     staged.request_of_row[rows:] = -1
     sections = staged.request_of_row, staged.context_ids, staged.candidate_ids, staged.context_dense, staged.candidate_dense
-    return Batch(*map(torch.from_numpy, (staged.header, *sections)))
+    carried = np.full((bucket, staged.carried(0).shape[1]), 0xA5, np.uint8)
+    carried[:rows] = staged.carried(rows)
+    return Batch(*map(torch.from_numpy, (staged.header, *sections, carried)))
 
 
 def _scores(

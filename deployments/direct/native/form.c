@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lookup/id_records.h"
+#include "copies/id_records.h"
 
 enum { ALIGN = 64 };  // of sections, as block_layout.py has it
 

@@ -21,6 +21,7 @@ from dpiframe_core.engine.staging import Staging
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.graph.architecture import DeepFM
 from kernels.lookup.batch_header import HeaderWord
+from kernels.lookup.id_record import carried_bytes
 from tests import oracle
 from tests.runner import small_bundle
 
@@ -78,25 +79,36 @@ def test_a_batch_goes_to_the_smallest_bucket_that_holds_it_with_a_word_for_every
 
 
 @pytest.fixture
-def staging():
+def staging(monkeypatch):
     """A lane's, in memory that is not pinned, of another batch's rows."""
-    block = RowBlock.allocate(oracle.make_schema().block_layout, 64, 64)
-    block.request_of_row[:] = 7
-    own = SimpleNamespace(block=block, _words=block.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_CONTEXTS + 1])
-    own.stage = partial(Staging.stage, own)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", partial(unpinned, torch.zeros))
+        own = Staging(oracle.make_schema().block_layout, 64)
+    own.block.request_of_row[:] = 7
     return own
+
+
+def unpinned(zeros, *shape, dtype, pin_memory):
+    assert pin_memory
+    return zeros(*shape, dtype=dtype)
 
 
 def test_rows_are_staged_and_those_behind_become_padding(staging):
     schema, rng = oracle.make_schema(), np.random.default_rng(0)
     blocks = [oracle.make_block(schema, 5, 2, rng), oracle.make_block(schema, 3, 1, rng)]
-    want = RowBlock.allocate(schema.block_layout, 64, 64)
+    layout = schema.block_layout
+    want = RowBlock.over(np.zeros(layout.offsets(64, 64)[-1], np.uint8), layout, 64, 64)
     want.request_of_row[:] = 7
     want.fill(blocks)
     want.request_of_row[8:16] = -1
     want.header[HeaderWord.STAGED_ROWS], want.header[HeaderWord.STAGED_CONTEXTS] = 8, 3
     assert staging.stage(blocks, 16) == 8
-    assert staging.block.buffer.tobytes() == want.buffer.tobytes()
+    assert staging.block.buffer[: want.buffer.size].tobytes() == want.buffer.tobytes()
+    carried, prefix = staging.carried
+    assert (carried[:8, :prefix] == want.context_ids[want.request_of_row[:8], :prefix]).all()
+    assert (carried[:8, prefix:].view(np.float32) == want.context_dense[want.request_of_row[:8]]).all()
+    assert not carried[8:].any()
+    assert carried.shape[1] == prefix + 4 * layout.context_dense == carried_bytes(layout.context_ids, layout.context_dense)
 
 
 @pytest.mark.parametrize("in_c", [False, True])

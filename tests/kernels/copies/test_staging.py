@@ -21,6 +21,8 @@ from kernels.runtime.replay import replay_batch
 
 pytestmark = pytest.mark.skipif(c_build.request_extension() is None, reason="there is no C compiler, or no headers of Python")
 LAYOUT = BlockLayout(IdRecord((4, 2)), IdRecord((4, 2, 1)), 1, 2)
+CANDIDATES = BlockLayout(IdRecord(), IdRecord((4,)), 0, 1)
+WIDE = BlockLayout(IdRecord((4,) * 16), IdRecord((4,)), 1, 0)
 # A launch starts a thread that watches the header as the device would, and compares what is told to be there with what should.
 DRIVER = """
 #include <pthread.h>
@@ -109,8 +111,8 @@ def block_of(rows, contexts, seed):
 class Staged:
     """A lane's memory of `capacity` rows and contexts, poisoned and told to be final; what it should hold for some blocks."""
 
-    def __init__(self, library, blocks, bucket, capacity, ahead=True):
-        self.library, self.bucket, self.blocks, self.ahead = library, bucket, blocks, ahead
+    def __init__(self, library, blocks, bucket, capacity, ahead=True, carries=True):
+        self.carries, self.library, self.bucket, self.blocks, self.ahead = carries, library, bucket, blocks, ahead
         self.stage, self.want = (RowBlock.over(np.full(LAYOUT.offsets(capacity, capacity)[-1], 0xA5, np.uint8), LAYOUT,
                                                capacity, capacity) for _ in range(2))  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
@@ -119,6 +121,11 @@ class Staged:
         self.want.request_of_row[rows:bucket] = -1
         self.stage.header[HeaderWord.STAGED_ROWS], self.want.header[HeaderWord.STAGED_ROWS] = 7, rows
         self.want.header[HeaderWord.STAGED_CONTEXTS] = sum(b.contexts for b in blocks)
+        # Beside each row four of its context's six bytes of ids, and its number.
+        self.beside, self.want_beside = (np.full((capacity, 8), 0xA5, np.uint8) for _ in range(2))
+        of_row = self.want.request_of_row[:rows]
+        self.want_beside[:rows, :4] = self.want.context_ids[of_row, :4]
+        self.want_beside[:rows, 4:] = self.want.context_dense.view(np.uint8)[of_row]
         at = self.stage.places
         rows_at = at[0], 4, at[2], LAYOUT.candidate_ids.nbytes, at[4], 4 * LAYOUT.candidate_dense
         contexts_at = at[1], LAYOUT.context_ids.nbytes, at[3], 4 * LAYOUT.context_dense
@@ -141,13 +148,15 @@ class Staged:
 
     def run(self, words=1, done=None, threads=0):
         where = self.stage.buffer, self.stage.places, LAYOUT.sections
-        run = replay_batch(1, 2, done, self.bucket, where, ahead=self.ahead, threads=threads, cuda=self.library)
+        beside = (self.beside, 4) if self.carries else (None, 0)
+        run = replay_batch(1, 2, done, self.bucket, where, beside, ahead=self.ahead, threads=threads, cuda=self.library)
         run(words, self.blocks)
 
     def check(self):
         at_launch = -1 if self.ahead else sum(b.rows for b in self.blocks)
         assert (self["launches"], self["at_launch"], self["wrong"]) == (1, at_launch, 0)
         assert self.stage.buffer.tobytes() == self.want.buffer.tobytes()
+        assert not self.carries or self.beside.tobytes() == self.want_beside.tobytes()
 
 
 SIZES = st.tuples(st.sampled_from([0, 1, 2, 19, 255, 256, 257]), st.integers(1, 5), st.integers(0, 2**32), st.booleans())
@@ -331,9 +340,26 @@ def test_staging_keeps_no_reference_to_what_it_read(library):
 
 def test_what_is_no_replay_is_refused():
     with pytest.raises(ValueError, match="replay: got 3 bytes, expected 48"):
-        c_build.request_extension().replay_batch(b"abc", 1, 64, True, 0, bytearray(64), GOOD.places, ())
-    with pytest.raises(TypeError, match="arguments: got 2, expected 8"):
+        c_build.request_extension().replay_batch(b"abc", 1, 64, True, 0, bytearray(64), GOOD.places, (), None, 0)
+    with pytest.raises(TypeError, match="arguments: got 2, expected 10"):
         c_build.request_extension().replay_batch(bytes(48), 1)
+
+
+@pytest.mark.parametrize(("prefix", "layout"), [(12, LAYOUT), (2, LAYOUT), (0, CANDIDATES), (64, WIDE)])
+def test_what_rows_cannot_carry_is_refused(library, prefix, layout):
+    """More than a context's ids, no whole words, nothing, and more than rows carry."""
+    block = RowBlock.allocate(layout, 2)
+    where = block.buffer, block.places, layout.sections
+    with pytest.raises(ValueError, match=f"carried: got {prefix} bytes of ids"):
+        replay_batch(1, 2, None, 64, where, (bytearray(64), prefix), ahead=False, cuda=library)
+
+
+def test_more_rows_than_there_is_room_beside_are_refused(library):
+    staged = Staged(library, [block_of(5, 2, 1)], 8, 8)
+    staged.beside = staged.beside[:4].copy()
+    with pytest.raises(ValueError, match="block: got bytes 0 to 40, expected some of 32"):
+        staged.run()
+    assert staged["launches"] == 0
 
 
 def test_without_c_there_is_none(monkeypatch):

@@ -13,7 +13,7 @@ from kernels.lookup import embedding
 from kernels.lookup.batch_header import HEADER_WORDS, HeaderWord
 from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors, whole
 from kernels.lookup.embedding import DeviceLookup
-from kernels.lookup.id_record import IdRecord, id_bytes
+from kernels.lookup.id_record import IdRecord, carried_bytes, id_bytes
 from kernels.lookup.mapped_lookup import MappedLookup
 from kernels.lookup.plan import ALWAYS_ROW_0, Batch, IdColumn, Kind, LookupPlan, Slot, TableShape
 from kernels.runtime.source import KernelSource
@@ -25,14 +25,16 @@ from tests.kernels.lane_state import lane_state
 F32, F16, I8 = torch.float32, torch.float16, torch.int8
 
 
-def plan_of(tables, columns, x_slots, total_slots=(), context=0, candidate=0, context_numbers=0, candidate_numbers=0, width=0):
-    """`width`: bytes of every id; by default as few as the tables need."""
+def plan_of(
+    tables, columns, x_slots, total_slots=(), context=0, candidate=0, context_numbers=0, candidate_numbers=0, width=0, behind=()
+):  # fmt: skip
+    """`width`: bytes of every id; by default as few as the tables need. behind: a context's columns behind its others."""
     rows = {}
     for c in columns:
         rows[c.source] = max(rows.get(c.source, 0), tables[c.table].rows)
     sides = [
-        IdRecord(tuple(width or id_bytes(rows.get(source, 1)) for source in sources))
-        for sources in (range(-1, -1 - context, -1), range(candidate))
+        IdRecord(tuple(width or id_bytes(rows.get(source, 1)) for source in sources), frozenset(last))
+        for sources, last in ((range(-1, -1 - context, -1), behind), (range(candidate), ()))
     ]
     return LookupPlan(tuple(tables), tuple(columns), tuple(x_slots), tuple(total_slots),
                       *sides, context_numbers, candidate_numbers)  # fmt: skip
@@ -81,12 +83,28 @@ def in_records(plan, batch):
     return replace(batch, context_ids=context, candidate_ids=candidate)
 
 
-def on_the_bus(plan, batch):
-    """The batch as a GPU takes it: the same, all in pinned memory where there is a GPU."""
+def on_the_bus(plan, batch, carries=True):
+    """The batch as a GPU takes it: the same, all in pinned memory where there is a GPU. carries: with what each row has of its
+    context beside it.
+    """
     narrow = in_records(plan, batch)
+    if carries:
+        narrow = replace(narrow, carried=carried_rows(plan, narrow))
     if not torch.cuda.is_available():
         return narrow
-    return Batch(*(t.pin_memory() if t.numel() else t for t in (getattr(narrow, f.name) for f in fields(narrow))))
+    tensors = (getattr(narrow, f.name) for f in fields(narrow))
+    return Batch(*(t.pin_memory() if t is not None and t.numel() else t for t in tensors))
+
+
+def carried_rows(plan, narrow):
+    """The prefix of each row's context's ids, and its numbers; of padding what a GPU may not read."""
+    if carried_bytes(plan.context_ids, plan.context_numbers) == 0:
+        return torch.zeros(len(narrow.request_of_row), 0, dtype=torch.uint8)
+    contexts, count = narrow.context_numbers.shape
+    numbers = narrow.context_numbers.reshape(-1).view(torch.uint8).reshape(contexts, 4 * count)
+    of_contexts = torch.cat([narrow.context_ids[:, : plan.context_ids.prefix_bytes], numbers], 1)
+    request = narrow.request_of_row.long()
+    return of_contexts[request.clamp(min=0)].masked_fill((request < 0)[:, None], 0xA5)
 
 
 def tables_of(plan, seed=1):
@@ -123,9 +141,9 @@ class OnDevice:
 
     def __init__(
         self, plan, tables, device, out_dtype=F32, segments=1, once=(), shared=None, room=3, ranked=False, spread=0,
-        cold_reads=math.inf,
+        cold_reads=math.inf, carries=True,
     ):  # fmt: skip
-        self.plan, self.device, self.out_dtype = plan, device, out_dtype
+        self.plan, self.device, self.out_dtype, self.carries = plan, device, out_dtype, carries
         scales = scales_of(plan)
         if device in ON_CPU:
             self.lookup = ON_CPU[device](plan, tables, scales, out_dtype)
@@ -155,7 +173,7 @@ class OnDevice:
         x = torch.full((capacity, -(-self.plan.x_width // 8) * 8), torch.nan, dtype=self.out_dtype, device=self.memory)
         total = torch.full((capacity, 1), torch.nan, device=self.memory)
         state = lane_state(0, self.memory, batch_number=5, generation=generation)
-        pinned = on_the_bus(self.plan, batch)
+        pinned = on_the_bus(self.plan, batch, self.carries)
         self.context_rows = (
             torch.full((capacity,), -1, dtype=torch.int32, device=self.memory)
             if self.lookup.once or self.lookup.shared
@@ -167,7 +185,7 @@ class OnDevice:
             self.shared_x = torch.full((self.room, end - first), torch.nan, dtype=self.out_dtype, device=self.memory)
         self.lookup(pinned, capacity, x, total, state, context_rows=self.context_rows, shared_x=self.shared_x)
         want = lane_state(rows, self.memory, batch_number=6, generation=generation)
-        want[StateWord.CONTEXTS] = len(batch.context_ids) if self.lookup.shared else 0
+        want[StateWord.CONTEXTS] = len(batch.context_ids) if self.lookup.shared or self.lookup.once else 0
         assert torch.equal(state, want)
         self.padding = x[rows:].cpu(), total[rows:].cpu()
         return x[:rows, : self.plan.x_width].cpu(), total[:rows].cpu()
@@ -435,11 +453,10 @@ def test_columns_of_a_context_are_written_once_where_they_are_wanted_once(rows, 
     assert (own[rows:] == -1).all()
     x = torch.cat([x, once.padding[0][:, : plan.x_width]])  # contexts may be more than rows
     assert torch.equal(x[request, 1:25], every[:, 1:25])
-    nobodys = torch.ones(len(x), dtype=torch.bool).index_fill(0, request, False)
-    assert x[nobodys, 1:25].isnan().all()
+    assert x[contexts:, 1:25].isnan().all()
     outside = batch.context_ids >= torch.tensor([plan.tables[plan.columns[i].table].rows for i in range(7)])
     outside[:, 0] |= batch.context_ids[:, 0] < 0  # of which -1 is no padding
-    assert once.out_of_range == outside[request, 0].sum() + outside[request.unique(), 1:].sum()
+    assert once.out_of_range == outside[request, 0].sum() + outside[:, 1:].sum()
     assert once.out_of_range or rows == 1
 
 

@@ -9,14 +9,17 @@ import torch
 
 from kernels.lookup.batch_header import HeaderWord
 from kernels.runtime.launch import overlapping
-from kernels.runtime.state import STATE_WORDS
+from kernels.runtime.state import STATE_WORDS, StateWord
 from tests.kernels.lane_state import lane_state
+from tests.kernels.lookup.test_histories import ONCE
+from tests.kernels.lookup.test_histories import plan as history_plan
 from tests.kernels.lookup.test_lookup import OnDevice, batch_of, mixed_plan, on_the_bus, some_padding, tables_of
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(1, 1, 1), (1, 64, 1), (21, 64, 2), (126, 128, 5), (512, 512, 1), (513, 1024, 40), (1021, 1024, 3), (4093, 4096, 300),
           (4096, 4096, 1)]  # fmt: skip
-CONTEXTS, ROWS = ("context_ids", "context_numbers"), ("request_of_row", "candidate_ids", "candidate_numbers")
+CONTEXTS = "context_ids", "context_numbers"
+ROWS = "request_of_row", "candidate_ids", "candidate_numbers", "carried"
 # What a read that came too soon would find: rows of no request, ids outside their tables, no numbers.
 POISON = {
     "request_of_row": -1,
@@ -24,16 +27,19 @@ POISON = {
     "candidate_ids": 0xA5,
     "context_numbers": np.nan,
     "candidate_numbers": np.nan,
+    "carried": 0xA5,
 }
 
 
 class Lane:
     """A batch in pinned memory whose rows can be taken away and staged again, and a lookup that keeps its state."""
 
-    def __init__(self, rows, bucket, contexts):
-        plan = mixed_plan((0, 3))
+    def __init__(self, rows, bucket, contexts, once=()):
+        plan = history_plan(3, 2, first_order=False) if once else mixed_plan((0, 3))
         self.rows, self.bucket = rows, bucket
-        self.on_device = OnDevice(plan, tables_of(plan), "cuda:0")
+        self.on_device = OnDevice(plan, tables_of(plan), "cuda:0", once=once)
+        self.context_rows = torch.zeros(bucket, dtype=torch.int32, device="cuda:0") if once else None
+        self.contexts = contexts if once else 0  # that the state tells of
         self.batch = on_the_bus(plan, batch_of(plan, rows, contexts, ids=some_padding, capacity=bucket))
         self.pinned = {f.name: getattr(self.batch, f.name).numpy() for f in fields(self.batch)}
         self.true = {name: memory.copy() for name, memory in self.pinned.items()}
@@ -42,13 +48,17 @@ class Lane:
         self.launches = 0
 
     def launch(self, ahead=True):
-        self.on_device.lookup(self.batch, self.bucket, *self.outs, self.state, ahead=ahead)
+        self.on_device.lookup(
+            self.batch, self.bucket, *self.outs, self.state, ahead=ahead, context_rows=self.context_rows
+        )  # fmt: skip
         self.launches += 1
 
     def result(self):
         """All bits of both outputs, also where nothing was written; the state must be as a launch finds it."""
         torch.cuda.synchronize()
-        assert torch.equal(self.state, lane_state(self.rows, "cuda:0", batch_number=self.launches))
+        want = lane_state(self.rows, "cuda:0", batch_number=self.launches)
+        want[StateWord.CONTEXTS] = self.contexts
+        assert torch.equal(self.state, want)
         return [out.cpu().view(torch.int32) for out in self.outs]
 
     def clear(self):
@@ -62,13 +72,12 @@ class Lane:
         self.pinned["header"][HeaderWord.STAGED_ROWS] = -1
 
     def stage(self, stops, pause_s=0.0):
-        """Rows up to each stop in turn, each after its context; then the padding, and that all are there."""
+        """All contexts, rows up to each stop in turn, then the padding, and that all are there."""
         begin = 0
         try:
+            for name in CONTEXTS:
+                self.pinned[name][:] = self.true[name]
             for stop in stops:
-                contexts = slice(0, int(self.true["request_of_row"][stop - 1]) + 1)
-                for name in CONTEXTS:
-                    self.pinned[name][contexts] = self.true[name][contexts]
                 for name in ROWS:
                     self.pinned[name][begin:stop] = self.true[name][begin:stop]
                 self.pinned["header"][HeaderWord.STAGED_ROWS] = -1 - stop
@@ -101,10 +110,11 @@ def test_rows_that_are_all_there_come_out_as_without_waiting(rows, bucket, conte
         assert same(lane.result(), want)
 
 
+@pytest.mark.parametrize("once", [(), ONCE])
 @pytest.mark.parametrize(("rows", "bucket", "contexts"), SHAPES)
-def test_rows_that_are_staged_after_the_launch_are_waited_for(rows, bucket, contexts):
+def test_rows_that_are_staged_after_the_launch_are_waited_for(rows, bucket, contexts, once):
     """Fifty times on one state, with plain launches between: whoever is last leaves it as it was."""
-    lane, rng = Lane(rows, bucket, contexts), np.random.default_rng(rows)
+    lane, rng = Lane(rows, bucket, contexts, once), np.random.default_rng(rows)
     lane.launch()  # loads the kernel, which waits for the device
     want = lane.plain()
     for i in range(50):

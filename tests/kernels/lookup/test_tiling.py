@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.lookup.tiling import bag_tiling, far_tiling, history_tiling, tiling
+from kernels.lookup.tiling import HistoryPart, bag_tiling, far_tiling, history_blocks, history_parts, tiling
 
 ROWS, PROCESSORS, PINNED, POOLED = st.integers(1, 1 << 17), st.integers(1, 200), st.booleans(), st.booleans()
 UNITS, TOTALS = st.integers(0, 4000), st.integers(1, 300)
@@ -142,22 +142,36 @@ def test_few_cold_reads_of_bags_are_taken_by_as_many_threads_as_near_ones(rows, 
     assert far_tiling(rows, own, 8, 0, 132, cold_reads) != own  # single ids gain from few threads even so
 
 
-# A history of 50, in bfloat16 and float32, and of 200.
+@given(st.lists(st.tuples(st.integers(0, 3000), st.sampled_from([1, 2, 4, 8])), max_size=900), st.integers(1, 40))
+def test_parts_of_histories_have_a_thread_a_unit_and_read_the_words_of_their_ids(ids, warps):
+    ids = sorted((at * width, width) for at, width in ids)
+    parts = history_parts(ids, 32 * warps)
+    assert [i for part in parts for i in range(part.first, part.end)] == list(range(len(ids)))
+    for part in parts:
+        assert 0 < part.end - part.first <= 32 * warps
+        assert part.end_word - part.first_word <= 1024
+        for at, width in ids[part.first : part.end]:
+            assert 4 * part.first_word <= at
+            assert at + width <= 4 * part.end_word
+
+
+def test_parts_of_a_history_are_alike():
+    ids = [(2 * (i // 8), 2) for i in range(900)]  # 112 places of two bytes, of eight units each
+    assert [p.end - p.first for p in history_parts(ids, 384)] == [300, 300, 300]
+    assert history_parts(ids, 384)[1] == HistoryPart(300, 600, 18, 38)
+
+
 @pytest.mark.parametrize(
-    ("rows", "once", "totals", "expected"),
+    ("parts", "rows", "ahead", "blocks"),
     [
-        (256, 450, 0, None),
-        (1024, 450, 0, (16, 480)),
-        (1024, 850, 0, (16, 480)),
-        (1024, 1800, 0, None),
-        (4096, 1800, 0, (16, 480)),
-        (4096, 450, 4, (16, 448)),
+        (0, 64, False, 0),
+        (3, 1, False, 3),
+        (3, 8, False, 24),
+        (3, 64, False, 30),
+        (3, 256, False, 63),
+        (3, 1024, True, 255),
+        (40, 64, False, 40),
     ],
 )
-def test_blocks_have_more_rows_where_all_would_read_the_same_context(rows, once, totals, expected):
-    plain = tiling(rows, once + 24, totals, 132, True, False)
-    t = history_tiling(rows, plain, once, 132)
-    assert t == plain if expected is None else (t.rows, t.unit_threads) == expected
-    threads = t.unit_threads + t.total_threads
-    assert t.unit_threads % 32 == 0
-    assert 65536 // (t.blocks * threads) >= 64 or t.blocks == 1  # registers a thread
+def test_histories_take_a_block_for_each_part_of_as_many_contexts_as_may_read_the_header(parts, rows, ahead, blocks):
+    assert history_blocks(parts, rows, ahead) == blocks
