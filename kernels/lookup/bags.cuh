@@ -5,6 +5,7 @@
 // Order of a sum: a part's ids as they lie, then the bag's parts as they lie, through shared memory. Which warp takes what
 // changes no bit.
 #pragma once
+#if PARTS + SINGLES
 #include "lookup/pooling.cuh"
 
 #define WHOLE_BAG 0xffff            // `number` of a part that is a whole bag; of another the place of its sum
@@ -216,3 +217,4 @@ __device__ __forceinline__ void pool_bags(
         write_scaled<N, SET>(v, scale, mean_factor(bag.source.how, rows), to(r, bag));
     }
 }
+#endif

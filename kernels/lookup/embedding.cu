@@ -70,9 +70,7 @@
 #include "lookup/wait_for_rows.cuh"
 #include "lookup/row_loads.cuh"
 #include "lookup/pooling.cuh"
-#if PARTS + SINGLES
 #include "lookup/bags.cuh"
-#endif
 #include "lookup/histories.cuh"
 
 __device__ __forceinline__ bool narrow(const Source& s) { return NARROW && HOW_WIDTH(s.how) == 1; }

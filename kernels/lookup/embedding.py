@@ -9,7 +9,7 @@ import torch
 from kernels.lookup.bag_parts import FAR, FARTHER, LONG, BagParts, bag_parts
 from kernels.lookup.descriptors import REACH, TABLE, Descriptors
 from kernels.lookup.id_record import carried_bytes
-from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
+from kernels.lookup.plan import Batch, Kind, LookupPlan
 from kernels.lookup.tiling import (
     HistoryPart,
     Tiling,
@@ -18,9 +18,10 @@ from kernels.lookup.tiling import (
     far_tiling,
     history_blocks,
     history_parts,
+    history_tiling,
     tiling,
 )
-from kernels.lookup.units import dtype_set, placed, units_image, units_of
+from kernels.lookup.units import dtype_set, is_once, placed, units_image, units_of
 from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import KernelSource, loaded
 from kernels.runtime.state import STATE_WORDS
@@ -69,7 +70,7 @@ class DeviceLookup:
         vector = _vector(plan, out_dtype)
         in_parts = descriptors.tiers and not (once or shared)
         most_ids = None if not in_parts else FAR if descriptors.spread <= REACH else FARTHER
-        of_contexts = {s.out: s for s in plan.x_slots if _is_once(s, self.once)}  # no two begin at one column
+        of_contexts = {s.out: s for s in plan.x_slots if is_once(s, self.once)}  # no two begin at one column
         each = replace(plan, x_slots=tuple(s for s in plan.x_slots if s.out not in of_contexts))
         self.bags, of_rows = bag_parts(each, vector, most_ids)
         if shared and (once or self.bags.parts):
@@ -149,6 +150,8 @@ class DeviceLookup:
                 t = far_tiling(rows, t, team, parts, self._processors, self._descriptors.cold_reads)
         else:
             t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
+            if self.once:
+                t = history_tiling(rows, t, len(self._once_units), self._processors)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
         fitting = (r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r, bags) <= _SHARED_LIMIT)
         return replace(t, rows=next(fitting))
@@ -295,12 +298,3 @@ def _vector(plan: LookupPlan, out_dtype: torch.dtype) -> int:
     most_bytes = max((plan.tables[plan.columns[s.first].table].dtype.itemsize for s in wide), default=1)
     most = 16 // most_bytes if any(s.columns > LONG for s in wide) else 8 if out_dtype.itemsize <= 2 and most_bytes <= 2 else 4
     return next(v for v in (16, 8, 4) if v <= most and all(s.dim % v == 0 and s.out % v == 0 for s in wide))
-
-
-def _is_once(slot: Slot, once: Sequence[tuple[int, int]]) -> bool:
-    """Raises ValueError if it is so in part, or pools."""
-    end = slot.out + slot.dim
-    spans = [span for span in once if slot.out < span[1] and span[0] < end]
-    if spans and (slot.columns > 1 or slot.out < spans[0][0] or end > spans[0][1]):
-        raise ValueError(f"lookup columns once a context: got {slot} at {spans[0]}, expected whole slots of one id each")
-    return bool(spans)

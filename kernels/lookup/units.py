@@ -100,6 +100,15 @@ def placed(units: Sequence[Unit], once: Sequence[Unit], others: Sequence[Unit], 
     return [*map(of_row, units), *(replace(u, id=u.id + start) for u in once), *map(of_row, others)]
 
 
+def is_once(slot: Slot, once: Sequence[tuple[int, int]]) -> bool:
+    """Whether a slot is written but once a context; raises ValueError if it is so in part, or pools."""
+    end = slot.out + slot.dim
+    spans = [span for span in once if slot.out < span[1] and span[0] < end]
+    if spans and (slot.columns > 1 or slot.out < spans[0][0] or end > spans[0][1]):
+        raise ValueError(f"lookup columns once a context: got {slot} at {spans[0]}, expected whole slots of one id each")
+    return bool(spans)
+
+
 def dtype_set(plan: LookupPlan, slots: Sequence[Slot]) -> int:
     """The bit set of the dtypes of the slots' tables."""
     own = {DTYPES[plan.tables[plan.columns[s.first].table].dtype] for s in slots if s.kind in (Kind.GATHER, Kind.SCALE)}

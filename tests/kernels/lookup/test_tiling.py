@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.lookup.tiling import HistoryPart, bag_tiling, far_tiling, history_blocks, history_parts, tiling
+from kernels.lookup.tiling import (
+    HistoryPart,
+    bag_tiling,
+    far_tiling,
+    history_blocks,
+    history_parts,
+    history_tiling,
+    tiling,
+)
 
 ROWS, PROCESSORS, PINNED, POOLED = st.integers(1, 1 << 17), st.integers(1, 200), st.booleans(), st.booleans()
 UNITS, TOTALS = st.integers(0, 4000), st.integers(1, 300)
@@ -155,6 +163,17 @@ def test_parts_of_histories_have_a_thread_a_unit_and_read_the_words_of_their_ids
             assert at + width <= 4 * part.end_word
 
 
+@pytest.mark.parametrize(
+    ("rows", "once", "totals", "threads"),
+    [(1, 850, 0, None), (1, 1800, 0, 480), (8, 450, 0, 480), (64, 450, 4, 416), (256, 450, 0, 480), (512, 450, 0, None)],
+)
+def test_blocks_of_few_rows_have_more_threads_beside_histories(rows, once, totals, threads):
+    plain = tiling(rows, 24, totals, 132, True, False)
+    t = history_tiling(rows, plain, once, 132)
+    assert t == plain if threads is None else (t.rows, t.unit_threads) == (plain.rows, threads)
+    assert t.unit_threads % 32 == 0
+
+
 def test_parts_of_a_history_are_alike():
     ids = [(2 * (i // 8), 2) for i in range(900)]  # 112 places of two bytes, of eight units each
     assert [p.end - p.first for p in history_parts(ids, 384)] == [300, 300, 300]
@@ -168,7 +187,6 @@ def test_parts_of_a_history_are_alike():
         (3, 1, False, 3),
         (3, 8, False, 24),
         (3, 64, False, 30),
-        (3, 256, False, 63),
         (3, 1024, True, 255),
         (40, 64, False, 40),
     ],
