@@ -65,7 +65,7 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, po
 
 def history_tiling(rows: int, t: Tiling, once: int, processors: int) -> Tiling:
     """`tiling` where so many units are written once a context. Of few rows blocks have more threads, so that a context takes
-    fewer blocks: 64 rows of 32 contexts with a history of 200 take 23.5 us, and 34 with as many threads as the rows want (H200, bf16).
+    fewer blocks: 64 rows of 32 contexts, a history of 200, take 23.5 us, and 34 with the threads that rows want (H200, bf16).
     """
     if -(-rows // processors) >= 4 or (rows < 8 and once <= 1024):
         return t
@@ -102,8 +102,7 @@ def history_parts(ids: Sequence[tuple[int, int]], threads: int) -> tuple[History
 
 def history_blocks(parts: int, rows: int, ahead: bool) -> int:
     """How many blocks write histories, of so many parts each, for `rows` rows. They learn from the batch's header how many
-    contexts there are, and the last one waits until all before it have read that line. ahead: the batch's first block tells them,
-    in device memory.
+    contexts there are, one after the other, as it is one line. ahead: the first block tells them, in device memory.
     """
     most = 256 if ahead else 32
     return parts * max(1, min(rows, most // max(1, parts)))
