@@ -155,12 +155,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     char* free = shared + lines(TOTALS * (sizeof(Source) + 4) + 4 + R * 4 * (CARRIED ? 2 : 2 + CARRIED_WORDS));
     char* own_context = free + lines(R * CANDIDATE_BYTES + 124) + lines(R * CANDIDATE_NUMBERS * 4 + 124);
     let_dependents_start();
+    Tables in = {*units, tables, segments, out_of_range, n_tables, n_segments, 0};
 #if HISTORY_PARTS
-    if (blockIdx.x > 0 && blockIdx.x <= histories) {
-        write_histories(blockIdx.x - 1, histories / HISTORY_PARTS, header, context_ids, room, *units, tables, segments, n_tables, n_segments, x, ld,
-                        out_of_range, state, reinterpret_cast<unsigned*>(shared));
-        return;
-    }
+    if (blockIdx.x > 0 && blockIdx.x <= histories)
+        return write_histories(blockIdx.x - 1, histories, header, context_ids, room, in, x, ld, state, (unsigned*)shared);
 #endif
 
     const int tid = threadIdx.x, first = (blockIdx.x ? blockIdx.x - histories : 0) * R, staged = min(R, bucket - first);
@@ -190,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
 
     wait_for_dependencies();
     const int batch = recorder ? state[BATCH_NUMBER] : 0;
-    const Tables in = {*units, tables, segments, out_of_range, n_tables, n_segments, state[GENERATION] & 1};
+    in.generation = state[GENERATION] & 1;
     Source own;
     const float* scales = nullptr;
     const auto take = [&](int unit) {

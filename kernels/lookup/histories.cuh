@@ -31,14 +31,13 @@ __device__ __forceinline__ void write_once(
     }
 }
 
-// Of the history block with number h. slots: contexts, or groups of them, that are taken side by side. header, context_ids: pinned.
-// room: contexts that these, and x, have room for.
+// Block `number` of so many. header, context_ids: pinned. room: contexts that these have room for, and x. in: of no generation yet.
 __device__ __forceinline__ void write_histories(
-    int h, int slots, const int* STAGED header, const unsigned* STAGED context_ids, int room, const Units& units, const Table* tables,
-    const Segment* segments, int n_tables, int n_segments, OUT* x, int ld, unsigned long long* out_of_range, int* state,
-    unsigned* shared) {
-    const HistoryPart part = history_parts[h % HISTORY_PARTS];
-    const int tid = threadIdx.x, slot = h / HISTORY_PARTS, first_word = part.first_word, words = part.end_word - first_word;
+    int number, int blocks, const int* STAGED header, const unsigned* STAGED context_ids, int room, Tables in, OUT* x, int ld,
+    int* state, unsigned* shared) {
+    const HistoryPart part = history_parts[number % HISTORY_PARTS];
+    const int slots = blocks / HISTORY_PARTS, slot = number / HISTORY_PARTS;  // contexts, or groups of them, taken side by side
+    const int tid = threadIdx.x, first_word = part.first_word, words = part.end_word - first_word;
     int* told = reinterpret_cast<int*>(shared);
     unsigned* const ids = shared + 4;  // [2][UNROLL][MOST_PART_WORDS]
     // The ids of `count` contexts from `context` on, of those that there may be.
@@ -53,7 +52,7 @@ __device__ __forceinline__ void write_histories(
         bring(slot, 1, room, 0);
     }
     wait_for_dependencies();
-    const Tables in = {units, tables, segments, out_of_range, n_tables, n_segments, state[GENERATION] & 1};
+    in.generation = state[GENERATION] & 1;
     const bool works = tid < part.end - part.first;
     const Source own = source_of(FIRST_ONCE + part.first + (works ? tid : 0), in);
     const float* scales = scales_at<DTYPES>(own.unit, in);
