@@ -122,6 +122,10 @@ class Acceptor:
         if hello.fingerprint != batcher.fingerprint:
             what = f"bundle: got fingerprint {hello.fingerprint[:16]}, expected {batcher.fingerprint[:16]}"
             raise _refusal(sock, what)
+        if hello.layout != batcher.layout.header:
+            raise _refusal(
+                sock, f"row blocks: got layout {hello.layout}, expected {batcher.layout.header}, of one release for both"
+            )
         return batcher
 
     def _forget(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:

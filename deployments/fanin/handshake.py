@@ -35,10 +35,12 @@ class Hello(Strict):
 
     Attributes:
         fingerprint: of the bundle that it encodes for, by which the engine knows that ids mean the same to both.
+        layout: where ids lie in its row blocks (`BlockLayout.header`): another release's may lie elsewhere.
     """
 
     model: str
     fingerprint: str
+    layout: tuple[int, ...]
     memory_bytes: Annotated[int, Field(gt=0, lt=2**48)]
 
 

@@ -52,7 +52,7 @@ class FanInScorer:
         require_ordered_stores()
         self._layout, self._tasks, self._clock = layout, tasks, clock
         self._memory = RequestMemory(memory_bytes(layout, tasks, most_rows))
-        hello = Hello(model=model, fingerprint=fingerprint, memory_bytes=self._memory.size)
+        hello = Hello(model=model, fingerprint=fingerprint, layout=layout.header, memory_bytes=self._memory.size)
         self.search = EngineSearch(place, hello, self._memory, clock, far)
 
     @property

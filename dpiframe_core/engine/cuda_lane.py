@@ -229,7 +229,8 @@ class CudaLane:
         if generation != self._generation:
             self._switch(generation)
         bucket = self._ready[at]
-        if self._copied and (self._overlaps() if copied is None and self._overlaps else copied):
+        copies = self._copied and (self._overlaps() if copied is None and self._overlaps else copied)
+        if copies and sum([b.contexts for b in blocks]) <= self.buckets[at]:  # no more contexts are copied
             bucket = self._copied.get(self.buckets[at], bucket)
         run, words = bucket.run_batch, done_words(rows)
         start = time.perf_counter()

@@ -98,9 +98,10 @@ class RowBlock:
 
     def carried(self, rows: int) -> Records:
         """uint8[rows, `carried_bytes`]: what the first rows have of their contexts beside them, where a GPU reads them."""
-        of_row, prefix = self.request_of_row[:rows], self.layout.context_ids.prefix_bytes
+        prefix = self.layout.context_ids.prefix_bytes
         if carried_bytes(self.layout.context_ids, self.layout.context_dense) == 0:
             return np.zeros((rows, 0), np.uint8)
+        of_row = self.request_of_row[:rows] if self.contexts > 1 else np.zeros(rows, np.int32)  # which have no choice
         return np.concatenate([self.context_ids[of_row, :prefix], self.context_dense.view(np.uint8)[of_row]], 1)
 
     @property

@@ -71,7 +71,7 @@ def _runs(lookup: Node, schema: FeatureSchema) -> Iterator[tuple[int, int]]:
 
 def context_columns(graph: Graph, lookup: Node, schema: FeatureSchema) -> tuple[tuple[int, int], ...]:
     """[first, end) of the keys and the mask that an attention reads in the lookup's first output; none where some of them are
-    a candidate's, or not all of an unpooled feature's, or anything else reads that output.
+    a candidate's or of numbers, or not all of an unpooled feature's, or anything else reads that output.
     """
     readers = graph.consumers().get(lookup.outputs[0], [])
     if lookup.attrs.splits or [r.op for r in readers] != ["attention"] or lookup.outputs[0] == graph.output:
@@ -86,7 +86,8 @@ def context_columns(graph: Graph, lookup: Node, schema: FeatureSchema) -> tuple[
     for source in lookup.attrs.concat:
         end = column + source.width
         whole = any(first <= column and end <= last for first, last in wanted)
-        if not schema.columns[source.feature].section.startswith("context") or not whole or _pools(schema, source, 1):
+        own = schema.columns[source.feature].section != "context_ids" or _pools(schema, source, 1)
+        if own or not whole:
             others.append((column, end))
         column = end
     return () if any(a < d and c < b for a, b in wanted for c, d in others) else tuple(wanted)

@@ -98,6 +98,8 @@ int dpi_appended(Batch *batch, PyObject *block, Piece *piece) {
     }
     const int64_t carried = batch->carried_bytes;
     good = good && (!carried || within(&batch->carried, piece->begin * carried, piece->rows * carried));
+    if (good && carried && piece->rows && !piece->contexts)
+        good = PyErr_Format(PyExc_ValueError, "block: got %lld rows of no context", (long long)piece->rows) != NULL;
     piece->first = (int32_t)batch->contexts, piece->shift = (int32_t)(batch->contexts - base);
     batch->rows += piece->rows, batch->contexts += piece->contexts;
     if (!good) PyBuffer_Release(&piece->from);

@@ -19,6 +19,7 @@ from kernels.lookup.tiling import (
     history_blocks,
     history_parts,
     history_tiling,
+    most_words,
     tiling,
 )
 from kernels.lookup.units import dtype_set, is_once, placed, units_image, units_of
@@ -149,7 +150,7 @@ class DeviceLookup:
             if self._descriptors.spread > REACH:
                 t = far_tiling(rows, t, team, parts, self._processors, self._descriptors.cold_reads)
         else:
-            t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
+            t = tiling(rows, max(self.units, bool(self.once)), self.totals, self._processors, pinned, self._most > 1)
             if self.once:
                 t = history_tiling(rows, t, len(self._once_units), self._processors)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
@@ -169,7 +170,7 @@ class DeviceLookup:
     def _source(self, t: Tiling, bags: BagParts, ahead: bool, carried: bool) -> KernelSource:
         parts = self._parts(t)
         sizes = {
-            "CARRIED": int(carried), "HISTORY_PARTS": len(parts), "MOST_PART_WORDS": _most_words(parts),
+            "CARRIED": int(carried), "HISTORY_PARTS": len(parts), "MOST_PART_WORDS": most_words(parts),
             "PARTS_OF_HISTORY": f"{{{','.join(f'{{{p.first},{p.end},{p.first_word},{p.end_word}}}' for p in parts)}}}",
             "PARTS": len(bags.parts), "SINGLES": len(bags.singles), "JOINS": len(bags.joins), "TEAM": bags.team,
             "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "GROUP": t.group,
@@ -205,7 +206,7 @@ class DeviceLookup:
             batch: pinned host tensors (or device ones).
             rows: rows of the launch grid: the bucket.
             x: OUT[>= rows, >= x_width], row starts 16-byte aligned; None only if the plan has no x slots. With `once`
-                there is memory for a row of each of the batch's contexts, too.
+                there is memory for a row of each context that `batch` has room for.
             total: float32[>= rows, 1]; None only if the plan has no first-order terms.
             state: int32[STATE_WORDS] on the device, see state.py.
             counts: False for a second lookup of one batch, which leaves the number alone.
@@ -231,6 +232,11 @@ class DeviceLookup:
             if x is None or x.dtype != self._out_dtype or (x.stride(0) * x.element_size()) % 16 != 0:
                 raise ValueError(f"lookup x: got {x if x is None else (x.dtype, x.stride())}, expected 16-byte aligned rows")
             check_rows("lookup x", x, rows, p.x_width)
+            held = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // x.stride(0)
+            if self.once and held < len(batch.context_ids):
+                raise ValueError(
+                    f"lookup x: got memory of {held} rows, expected one for each of {len(batch.context_ids)} contexts"
+                )
         if p.total_slots:
             if total is None or total.dtype != torch.float32 or total.stride(0) != 1:
                 raise ValueError("lookup total: got none or a wrong layout, expected float32[B, 1]")
@@ -256,11 +262,10 @@ class DeviceLookup:
         if ahead and state.numel() < STATE_WORDS:
             got = f"{state.numel()} words"
             raise ValueError(f"lookup state: got {got}, expected {STATE_WORDS} for rows that are staged after the launch")
-        descriptors = self._descriptors
+        descriptors, i32 = self._descriptors, np.int32
         t = self.tiling(rows, pinned=not (batch.candidate_ids.is_cuda or batch.context_ids.is_cuda))
         cut, parts = self._cut_for(rows), self._parts(t)
         histories = history_blocks(len(parts), rows, ahead)
-        i32 = np.int32
         launch(
             loaded(self._source(t, cut.bags, ahead, carried is not None)),
             -(-rows // t.rows) + histories,
@@ -273,17 +278,12 @@ class DeviceLookup:
                 descriptors.tables.data_ptr(), descriptors.segments.data_ptr(),
                 i32(descriptors.n_tables), i32(descriptors.n_segments), cut.records.data_ptr(),
                 0 if x is None else x.data_ptr(), i32(0 if x is None else x.stride(0)),
-                0 if total is None else total.data_ptr(),
-                descriptors.out_of_range.data_ptr(), state.data_ptr(), 0 if context_rows is None else context_rows.data_ptr(),
-                0 if shared_x is None else shared_x.data_ptr(), i32(0 if shared_x is None else len(shared_x)),
-                i32(rows), i32(t.rows), i32(counts),
+                0 if total is None else total.data_ptr(), descriptors.out_of_range.data_ptr(), state.data_ptr(),
+                0 if context_rows is None else context_rows.data_ptr(), 0 if shared_x is None else shared_x.data_ptr(),
+                i32(0 if shared_x is None else len(shared_x)), i32(rows), i32(t.rows), i32(counts),
             ),
-            shared_bytes=max(self._shared_bytes(t.rows, cut.bags), bool(parts) * (16 + 32 * _most_words(parts))),
+            shared_bytes=max(self._shared_bytes(t.rows, cut.bags), bool(parts) * (16 + 32 * most_words(parts))),
         )  # fmt: skip
-
-
-def _most_words(parts: Sequence[HistoryPart]) -> int:
-    return max((p.end_word - p.first_word for p in parts), default=0)
 
 
 def _lines(size: int) -> int:

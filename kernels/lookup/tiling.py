@@ -100,6 +100,11 @@ def history_parts(ids: Sequence[tuple[int, int]], threads: int) -> tuple[History
     return tuple(parts)
 
 
+def most_words(parts: Sequence[HistoryPart]) -> int:
+    """The words of the part that reads most."""
+    return max((p.end_word - p.first_word for p in parts), default=0)
+
+
 def history_blocks(parts: int, rows: int, ahead: bool) -> int:
     """How many blocks write histories, of so many parts each, for `rows` rows. They learn from the batch's header how many
     contexts there are, one after the other, as it is one line. ahead: the first block tells them, in device memory.

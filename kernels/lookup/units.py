@@ -101,10 +101,11 @@ def placed(units: Sequence[Unit], once: Sequence[Unit], others: Sequence[Unit], 
 
 
 def is_once(slot: Slot, once: Sequence[tuple[int, int]]) -> bool:
-    """Whether a slot is written but once a context; raises ValueError if it is so in part, or pools."""
+    """Whether a slot is written but once a context; raises ValueError if it is so in part, pools, or has a number."""
     end = slot.out + slot.dim
     spans = [span for span in once if slot.out < span[1] and span[0] < end]
-    if spans and (slot.columns > 1 or slot.out < spans[0][0] or end > spans[0][1]):
+    one_id = slot.columns == 1 and slot.kind in (Kind.GATHER, Kind.MASK)
+    if spans and (not one_id or slot.out < spans[0][0] or end > spans[0][1]):
         raise ValueError(f"lookup columns once a context: got {slot} at {spans[0]}, expected whole slots of one id each")
     return bool(spans)
 

@@ -407,7 +407,7 @@ def test_a_greeting_that_nobody_waits_for_any_more_leaves_nothing_open() -> None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         await asyncio.to_thread(int)  # there is a thread
         before = sorted(os.listdir("/proc/self/fd"))
-        hello = Hello(model="m", fingerprint="f", memory_bytes=4096)
+        hello = Hello(model="m", fingerprint="f", layout=(1,), memory_bytes=4096)
         greeting = asyncio.create_task(handshake.greeted(ours, 0, hello, memory))
         assert (await asyncio.to_thread(theirs.recv, 1 << 16)).startswith(b"{")
         greeting.cancel()
@@ -434,7 +434,7 @@ def test_what_a_greeting_comes_to_when_nobody_waits_for_it_any_more_is_closed(mo
 
     async def main() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        hello = Hello(model="m", fingerprint="f", memory_bytes=4096)
+        hello = Hello(model="m", fingerprint="f", layout=(1,), memory_bytes=4096)
         greeting = asyncio.create_task(handshake.greeted(ours, 0, hello, memory))
         await asyncio.to_thread(begun.wait, 10)
         greeting.cancel()

@@ -24,8 +24,12 @@ from deployments.fanin.rings import Rings
 from deployments.fanin.scorer import FanInScorer, memory_bytes
 from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.errors import ConfigError, Overloaded, TooLarge, Unavailable
+from dpiframe_core.features.block_layout import BlockLayout
+from kernels.lookup.id_record import IdRecord
 from tests.deployments.fanin.doubles import FINGERPRINT, rows_of, with_scorer
 from tests.deployments.serving_doubles import LAYOUT, FakeDevice, numbered, numbers, until
+
+OTHER_LAYOUT = BlockLayout(IdRecord((2, 2)), IdRecord((4,)), context_dense=0, candidate_dense=0)
 
 
 @pytest.fixture
@@ -49,17 +53,25 @@ def descriptors() -> int:
 
 
 @pytest.mark.parametrize(
-    ("model", "fingerprint", "why"),
+    ("model", "fingerprint", "layout", "why"),
     [
-        ("other", FINGERPRINT, "model: got 'other', expected one of ['m']"),
-        ("m", "0" * 64, "bundle: got fingerprint 0000000000000000, expected ffffffffffffffff"),
+        ("other", FINGERPRINT, LAYOUT, "model: got 'other', expected one of ['m']"),
+        ("m", "0" * 64, LAYOUT, "bundle: got fingerprint 0000000000000000, expected ffffffffffffffff"),
+        ("m", FINGERPRINT, OTHER_LAYOUT, f"row blocks: got layout {OTHER_LAYOUT.header}, expected {LAYOUT.header}, of one"),
     ],
+    ids=["model", "bundle", "layout"],
 )
-def test_an_ingress_of_another_model_or_bundle_is_told_why_it_is_not_served(
-    engine: FanInBatcher, node: str, model: str, fingerprint: str, why: str, caplog: pytest.LogCaptureFixture
+def test_an_ingress_of_another_model_bundle_or_release_is_told_why_it_is_not_served(
+    engine: FanInBatcher,
+    node: str,
+    model: str,
+    fingerprint: str,
+    layout: BlockLayout,
+    why: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
-        scorer = FanInScorer(meeting_place("test", node), model, fingerprint, LAYOUT, 1, most_rows=100)
+        scorer = FanInScorer(meeting_place("test", node), model, fingerprint, layout, 1, most_rows=100)
         await until(lambda: f"engine 0: engine: {why}" in caplog.text)
         assert not scorer.accepting
         await scorer.close()
@@ -78,7 +90,7 @@ def test_whoever_says_something_else_is_shown_out_and_leaves_nothing(
         with handshake.connect(place, 0) as stranger:
             stranger.send(said) if said else stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(100) == b""
-    hello = Hello(model="m", fingerprint=FINGERPRINT, memory_bytes=4096)
+    hello = Hello(model="m", fingerprint=FINGERPRINT, layout=LAYOUT.header, memory_bytes=4096)
     for fds in ((), (0,), (0, 0, 0)):  # none, too few, and what is no shared memory
         with handshake.connect(place, 0) as stranger:
             handshake.send(stranger, hello, fds)

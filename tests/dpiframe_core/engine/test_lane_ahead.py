@@ -74,6 +74,8 @@ def test_a_batch_goes_to_the_smallest_bucket_that_holds_it_with_a_word_for_every
         CudaLane.run(own, [oracle.make_block(schema, rows, 1, rng)], copied=copied)
         last = ran.pop()
         assert want == (last if last == "copied" else last[0])
+    CudaLane.run(own, [oracle.make_block(schema, 4000, 1, rng), oracle.make_block(schema, 90, 4096, rng)], copied=True)
+    assert ran.pop()[0] == 4096  # no more contexts are copied than rows
     CudaLane.run(own, blocks, generation=1)
     assert switched == [1]
 

@@ -58,6 +58,14 @@ def test_keys_that_are_sums_of_several_ids_are_written_in_each_row(monkeypatch):
     assert context_columns(graph, lookup, schema) == ()
 
 
+def test_keys_that_are_numbers_are_written_in_each_row(monkeypatch):
+    """Their columns are a number's times a table's row: no id of the context's tells what they are."""
+    graph, lookup, schema = built(DIN(attention=(unit(masked=False),), hidden_units=(4,)), sequences=(10,))
+    places = {name: replace(at, section="context_dense") for name, at in schema.columns.items() if name == "s0"}
+    monkeypatch.setitem(schema.__dict__, "columns", dict(schema.columns) | places)
+    assert context_columns(graph, lookup, schema) == ()
+
+
 def test_keys_that_are_a_part_of_a_feature_are_written_in_each_row():
     graph, lookup, schema = built(DIN(attention=(unit(masked=False),), hidden_units=(4,)), sequences=(10,))
     (reader,) = graph.consumers()[lookup.outputs[0]]

@@ -35,14 +35,10 @@ const uint8_t *got, *want;
 static int started;
 static pthread_t watcher;
 static int missing(int64_t rows) {
-    int32_t last = -1;
     int found = 0;
     for (int i = 0; i < 6; i += 2) found += memcmp(got + row[i], want + row[i], rows * row[i + 1]) != 0;
-    for (int64_t r = 0; r < rows; ++r) {
-        const int32_t own = ((const int32_t *)(want + row[0]))[r];
-        if (own > last) last = own;
-    }
-    for (int i = 0; i < 4; i += 2) found += memcmp(got + context[i], want + context[i], (last + 1) * context[i + 1]) != 0;
+    const int32_t contexts = rows ? ((const int32_t *)want)[11] : 0;  // all are there before any row
+    for (int i = 0; i < 4; i += 2) found += memcmp(got + context[i], want + context[i], contexts * context[i + 1]) != 0;
     return found;
 }
 static void *watch(void *unused) {
@@ -321,12 +317,15 @@ def test_a_function_of_batches_takes_words_and_blocks(library):
 
 
 def test_the_memory_is_held_as_long_as_the_function(library):
-    memory = bytearray(GOOD.buffer.size)
-    run = replay_batch(1, 2, None, 64, (memory, GOOD.places, LAYOUT.sections), ahead=False, cuda=library)
-    with pytest.raises(BufferError):
-        memory.clear()
+    memories = bytearray(GOOD.buffer.size), bytearray(64)
+    where = memories[0], GOOD.places, LAYOUT.sections
+    run = replay_batch(1, 2, None, 64, where, (memories[1], 4), ahead=False, cuda=library)
+    for memory in memories:
+        with pytest.raises(BufferError):
+            memory.clear()
     del run
-    memory.clear()
+    for memory in memories:
+        memory.clear()
 
 
 def test_staging_keeps_no_reference_to_what_it_read(library):
@@ -352,6 +351,18 @@ def test_what_rows_cannot_carry_is_refused(library, prefix, layout):
     where = block.buffer, block.places, layout.sections
     with pytest.raises(ValueError, match=f"carried: got {prefix} bytes of ids"):
         replay_batch(1, 2, None, 64, where, (bytearray(64), prefix), ahead=False, cuda=library)
+
+
+def test_rows_of_no_context_are_refused_and_of_one_that_is_not_there_carry_the_first_ones(library):
+    none, wild = RowBlock.allocate(LAYOUT, 2, 0), block_of(3, 2, 1)
+    staged = Staged(library, [block_of(1, 1, 2)], 8, 8)
+    staged.blocks = [none]
+    with pytest.raises(ValueError, match="block: got 2 rows of no context"):
+        staged.run()
+    wild.request_of_row[:] = 0, 99, -7
+    staged.blocks = [wild]
+    staged.run()
+    assert (staged.beside[:3, :4] == wild.context_ids[0, :4]).all()
 
 
 def test_more_rows_than_there_is_room_beside_are_refused(library):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.lookup import embedding
+from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.plan import IdColumn, Kind, Slot, TableShape
 from kernels.runtime.state import STATE_WORDS
@@ -92,6 +93,57 @@ def test_the_ids_that_rows_read_of_a_context_are_those_of_other_columns(whole):
     assert lookup._row_words == (0 if whole else 1)
 
 
+def test_a_lookup_may_write_nothing_but_histories():
+    columns = [IdColumn(-1 - i, 0, 1, True) for i in range(3)]
+    x = [Slot(Kind.GATHER, DIM, DIM * i, i, 1) for i in range(3)]
+    p = plan_of([TableShape(200, DIM, F32)], columns, x, context=3, width=2, behind=range(3))
+    plain, once = (OnDevice(p, tables_of(p), "host", once=spans) for spans in ((), ((0, 3 * DIM),)))
+    batch = batch_of(p, 7, 3, some_padding)
+    assert torch.equal(once(batch, 7)[0][batch.request_of_row.long()], plain(batch, 7)[0])
+
+
+@pytest.mark.parametrize("contexts", [1, 3, 40, 300])
+def test_a_launch_ahead_of_its_rows_learns_from_its_first_block_how_many_contexts_there_are(contexts):
+    """Here all rows are staged, as blocks run one after the other."""
+    p = plan(3, 2, first_order=False)
+    tables = tables_of(p)
+    plain, once = OnDevice(p, tables, "host"), OnDevice(p, tables, "host", once=ONCE)
+    batch = batch_of(p, 600, contexts, some_padding)
+    x, _ = once(batch, 600, ahead=True)
+    every, request = plain(batch, 600)[0], batch.request_of_row.long()
+    assert torch.equal(x[request, :END], every[:, :END])
+    assert torch.equal(x[:, END : END + 8], every[:, END : END + 8])
+
+
+def test_a_header_that_tells_of_more_contexts_than_there_is_room_for_writes_none_of_these():
+    p = plan(3, 2, first_order=False)
+    once, batch = OnDevice(p, tables_of(p), "host", once=ONCE), batch_of(p, 9, 4, capacity=12)
+    batch.header[HeaderWord.STAGED_CONTEXTS] = 11
+    x, _ = once(batch, 9, capacity=12, contexts=11)
+    assert not x[:4, :END].isnan().any()
+    assert x[4:, :END].isnan().all()
+
+
+def test_a_long_history_has_the_shared_memory_that_its_parts_take():
+    """A thousand ids of four bytes: a part of 480 reads as many words, of eight contexts at once."""
+    length = 1000
+    columns = [IdColumn(-1 - i, 0, 1, True) for i in range(length)] + [IdColumn(0, 0, 1)]
+    x = [Slot(Kind.GATHER, 4, 4 * i, i, 1) for i in range(length + 1)]
+    p = plan_of([TableShape(200, 4, F32)], columns, x, context=length, candidate=1, width=4, behind=range(length))
+    plain, once = (OnDevice(p, tables_of(p), "host", once=spans) for spans in ((), ((0, 4 * length),)))
+    batch = batch_of(p, 40, 33, some_padding)
+    once_x, every = (one(batch, 40)[0] for one in (once, plain))
+    assert torch.equal(once_x[batch.request_of_row.long(), : 4 * length], every[:, : 4 * length])
+
+
+def test_less_memory_than_rows_of_all_contexts_is_refused():
+    p = plan(3, 2, first_order=False)
+    lookup, batch = OnDevice(p, tables_of(p), "host", once=ONCE).lookup, on_the_bus(p, batch_of(p, 2, 3))
+    given = torch.zeros(2, 104), torch.zeros(2, 1), torch.zeros(STATE_WORDS, dtype=torch.int32)
+    with pytest.raises(ValueError, match="lookup x: got memory of 2 rows, expected one for each of 3 contexts"):
+        lookup(batch, 2, *given, context_rows=torch.zeros(2, dtype=torch.int32))
+
+
 def test_rows_that_carry_too_little_or_are_too_few_are_refused():
     p = plan(3, 2, first_order=False)
     lookup, batch = OnDevice(p, tables_of(p), "host", once=ONCE).lookup, on_the_bus(p, batch_of(p, 5, 2))
@@ -101,8 +153,8 @@ def test_rows_that_carry_too_little_or_are_too_few_are_refused():
             lookup(replace(batch, carried=carried), 5, *given, context_rows=torch.zeros(5, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("columns", [((0, 12),), ((4, 16),), ((72, 80),)])
-def test_a_part_of_a_slot_or_a_pooled_one_is_not_written_once_a_context(columns):
+@pytest.mark.parametrize("columns", [((0, 12),), ((4, 16),), ((72, 80),), ((END + 8 + LENGTH, END + 9 + LENGTH),)])
+def test_a_part_of_a_slot_or_a_pooled_one_or_a_number_is_not_written_once_a_context(columns):
     p = plan(3, 2)
     with pytest.raises(ValueError, match="expected whole slots of one id each"):
         OnDevice(p, tables_of(p), "host", once=columns)

@@ -166,7 +166,8 @@ class OnDevice:
     def out_of_range(self):
         return self.lookup.out_of_range if self.device in ON_CPU else int(self.descriptors.out_of_range.item())
 
-    def __call__(self, batch, rows, capacity=None, generation=0):
+    def __call__(self, batch, rows, capacity=None, generation=0, ahead=False, contexts=None):
+        """contexts: that the batch tells of; by default as many as it has."""
         if self.device in ON_CPU:
             return self.lookup(in_records(self.plan, batch), rows)
         capacity = capacity or rows
@@ -183,9 +184,11 @@ class OnDevice:
         if self.lookup.shared:
             first, end = self.lookup.shared
             self.shared_x = torch.full((self.room, end - first), torch.nan, dtype=self.out_dtype, device=self.memory)
-        self.lookup(pinned, capacity, x, total, state, context_rows=self.context_rows, shared_x=self.shared_x)
+        self.lookup(
+            pinned, capacity, x, total, state, context_rows=self.context_rows, shared_x=self.shared_x, ahead=ahead
+        )  # fmt: skip
         want = lane_state(rows, self.memory, batch_number=6, generation=generation)
-        want[StateWord.CONTEXTS] = len(batch.context_ids) if self.lookup.shared or self.lookup.once else 0
+        want[StateWord.CONTEXTS] = (contexts or len(batch.context_ids)) if self.lookup.shared or self.lookup.once else 0
         assert torch.equal(state, want)
         self.padding = x[rows:].cpu(), total[rows:].cpu()
         return x[:rows, : self.plan.x_width].cpu(), total[:rows].cpu()
