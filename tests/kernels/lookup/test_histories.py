@@ -51,6 +51,7 @@ def plan(long, width, first_order=True):
 ONCE = ((0, END), (END + 8, END + 8 + LENGTH))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("width", [2, 8])
 @pytest.mark.parametrize("long", [3, 17])
 @pytest.mark.parametrize("block", [(4, 32), (16, 64)])
