@@ -53,25 +53,19 @@ def descriptors() -> int:
 
 
 @pytest.mark.parametrize(
-    ("model", "fingerprint", "layout", "why"),
+    ("given", "why"),
     [
-        ("other", FINGERPRINT, LAYOUT, "model: got 'other', expected one of ['m']"),
-        ("m", "0" * 64, LAYOUT, "bundle: got fingerprint 0000000000000000, expected ffffffffffffffff"),
-        ("m", FINGERPRINT, OTHER_LAYOUT, f"row blocks: got layout {OTHER_LAYOUT.header}, expected {LAYOUT.header}, of one"),
+        (("other", FINGERPRINT, LAYOUT), "model: got 'other', expected one of ['m']"),
+        (("m", "0" * 64, LAYOUT), "bundle: got fingerprint 0000000000000000, expected ffffffffffffffff"),
+        (("m", FINGERPRINT, OTHER_LAYOUT), f"row blocks: got layout {OTHER_LAYOUT.header}, expected {LAYOUT.header}, of one"),
     ],
     ids=["model", "bundle", "layout"],
 )
 def test_an_ingress_of_another_model_bundle_or_release_is_told_why_it_is_not_served(
-    engine: FanInBatcher,
-    node: str,
-    model: str,
-    fingerprint: str,
-    layout: BlockLayout,
-    why: str,
-    caplog: pytest.LogCaptureFixture,
+    engine: FanInBatcher, node: str, given: tuple[str, str, BlockLayout], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        scorer = FanInScorer(meeting_place("test", node), model, fingerprint, layout, 1, most_rows=100)
+        scorer = FanInScorer(meeting_place("test", node), *given, 1, most_rows=100)
         await until(lambda: f"engine 0: engine: {why}" in caplog.text)
         assert not scorer.accepting
         await scorer.close()
