@@ -13,4 +13,4 @@ class StateWord(IntEnum):
     READY_ROWS = 2  # that are staged (wait_for_rows.cuh)
     BATCH_NUMBER = 3  # which the lookup counts
     READY_BLOCKS = 4  # whose rows are staged
-    CONTEXTS = 5  # of the batch, from a lookup that writes what they share; 0 where nobody says
+    CONTEXTS = 5  # of the batch, from a lookup that writes what they share, or histories; 0 where nobody says
