@@ -47,7 +47,8 @@ class CapturedBucket:
         self.run = replay(exec_, handle, done)
         # Attributes, not methods: a batch takes no further call of Python for them.
         stage = block.buffer, block.places, block.layout.sections
-        in_c = replay_batch(exec_, handle, done, rows, stage, staging.carried, ahead=ahead, threads=copy_threads())
+        carried = staging.carried, block.layout.context_ids.prefix_bytes
+        in_c = replay_batch(exec_, handle, done, rows, stage, carried, ahead=ahead, threads=copy_threads())
         self.run_batch: Callable[[int, Sequence[RowBlock]], None] = in_c or self._stage_and_run
 
     def _stage_and_run(self, words: int, blocks: Sequence[RowBlock]) -> None:

@@ -71,7 +71,7 @@ class CudaLane:
         self.buckets = tuple(sorted(buckets))
         rows, graph = self.buckets[-1], programs[0].graph
         self._generation = 0
-        self._staging = Staging(layout, rows)
+        self._staging = Staging(layout, rows, carries=any(p.operators.carries for p in programs))
         self._overlaps, self._layout = overlaps, layout
         copies = overlaps is not None and capture and self._is_large(rows)
         self._on_device = DeviceRows(self._staging.batch, device) if copies else None

@@ -8,7 +8,6 @@ import torch
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
 from kernels.lookup.batch_header import HeaderWord
-from kernels.lookup.id_record import carried_bytes
 from kernels.lookup.plan import Batch
 from kernels.runtime.launch import copy_to_device
 
@@ -17,16 +16,16 @@ class Staging:
     """One batch's rows at a time; who replays a graph in C copies rows there itself.
 
     Attributes:
-        block: over the pinned memory. batch: the same, as tensors that kernels take. carried: what rows carry of their contexts
-            (`carried_bytes`), and how much of that are ids.
+        block: over the pinned memory. batch: that, as tensors for kernels. carried: uint8[rows, `carried_bytes`], what
+            rows carry of their contexts; None if that is nothing, or no lookup reads it (`carries` is false).
     """
 
-    def __init__(self, layout: BlockLayout, rows: int) -> None:
-        size, beside = layout.offsets(rows, rows)[-1], carried_bytes(layout.context_ids, layout.context_dense)
+    def __init__(self, layout: BlockLayout, rows: int, *, carries: bool = True) -> None:
+        size, beside = layout.offsets(rows, rows)[-1], layout.carried_bytes * carries
         self._pinned = torch.zeros(size + rows * beside, dtype=torch.uint8, pin_memory=True)
         self.block = b = RowBlock.over(self._pinned.numpy(), layout, rows, rows)
         carried = self._pinned.numpy()[size:].reshape(rows, beside)
-        self.carried = (carried if beside else None, layout.context_ids.prefix_bytes)
+        self.carried = carried if beside else None
         sections = b.header, b.request_of_row, b.context_ids, b.candidate_ids, b.context_dense, b.candidate_dense, carried
         self.batch = Batch(*map(torch.from_numpy, sections))
         self._words = b.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_CONTEXTS + 1]
@@ -40,9 +39,8 @@ class Staging:
         return rows
 
     def _carry(self, rows: int) -> None:
-        beside, _ = self.carried
-        if beside is not None:
-            beside[:rows] = self.block.carried(rows)
+        if self.carried is not None:
+            self.carried[:rows] = self.block.carried(rows)
 
     def stage_zeros(self, rows: int) -> None:
         """Rows of the first context, for a run whose scores nobody reads."""

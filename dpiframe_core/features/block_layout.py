@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from kernels.lookup.batch_header import HEADER_WORDS
-from kernels.lookup.id_record import IdRecord
+from kernels.lookup.id_record import IdRecord, carried_bytes
 
 _ALIGN = 64
 _KNOWN_OFFSETS = 4096  # sizes of blocks; requests come in few of them
@@ -74,6 +74,11 @@ class BlockLayout:
     def widths(self) -> tuple[int, int, int, int, int]:
         """Bytes of a row or a context in each part of `offsets`; odd ones are the contexts'."""
         return 4, self.context_ids.nbytes, self.candidate_ids.nbytes, 4 * self.context_dense, 4 * self.candidate_dense
+
+    @cached_property
+    def carried_bytes(self) -> int:
+        """Of a context, beside each row of a GPU's batch."""
+        return carried_bytes(self.context_ids, self.context_dense)
 
     @cached_property
     def sections(self) -> tuple[tuple[int, int], ...]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection
 from kernels.lookup.batch_header import HEADER_WORDS, HeaderWord
-from kernels.lookup.id_record import IdRecord, Ids, Records, RowAddresses, address, carried_bytes
+from kernels.lookup.id_record import IdRecord, Ids, Records, RowAddresses, address
 from kernels.runtime import c_build
 
 # Marks among ids: real ids are >= 0 and -1 is padding.
@@ -99,7 +99,7 @@ class RowBlock:
     def carried(self, rows: int) -> Records:
         """uint8[rows, `carried_bytes`]: what the first rows have of their contexts beside them, where a GPU reads them."""
         prefix = self.layout.context_ids.prefix_bytes
-        if carried_bytes(self.layout.context_ids, self.layout.context_dense) == 0:
+        if not self.layout.carried_bytes:
             return np.zeros((rows, 0), np.uint8)
         of_row = self.request_of_row[:rows] if self.contexts > 1 else np.zeros(rows, np.int32)  # which have no choice
         return np.concatenate([self.context_ids[of_row, :prefix], self.context_dense.view(np.uint8)[of_row]], 1)

@@ -109,6 +109,11 @@ class CudaOperators:
         """
         return {n.name: self._operator(n, workspace, rows, ahead) for n in self.graph.nodes if n.op != JOINED}
 
+    @property
+    def carries(self) -> bool:
+        """Whether a lookup reads what rows carry of their contexts."""
+        return any(isinstance(kernel, DeviceLookup) and kernel.carries for kernel in self._kernels.values())
+
     def place(self) -> None:
         """Has lookups take over where tables lie, in both generations."""
         for kernel in self._kernels.values():

@@ -79,18 +79,20 @@ class DeviceLookup:
                              f"beside columns {shared} of each context")  # fmt: skip
         read, prefix = plan.context_end((*each.x_slots, *plan.total_slots)), plan.context_ids.prefix_bytes
         self._carried = carried_bytes(plan.context_ids, plan.context_numbers) if read <= prefix else 0
+        self.carries = self._carried > 0  # whether it reads what rows carry of their contexts
         self._row_words = prefix // 4 if self._carried else -(-read // 4)
         units = [u for s in of_rows for u in units_of(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         once_units = [u for s in of_contexts.values() for u in units_of(plan, s, vector)]
-        self._once_units = sorted(once_units, key=lambda u: (u.id, u.out))
+        once_units.sort(key=lambda u: (u.id, u.out))
+        self._once_ids = tuple((u.id, u.how.id_bytes) for u in once_units)
         self.units, self.totals = len(units), len(totals)
         cuts = [self.bags]
         if self.bags.parts:
             cuts.append(bag_parts(each, vector, most_ids, few=True)[0])
         self._cuts: list[_Cut] = []
         for bags in cuts:
-            records = placed(units, self._once_units, [*totals, *bags.units], plan.context_ids.nbytes, 4 * self._row_words)
+            records = placed(units, once_units, [*totals, *bags.units], plan.context_ids.nbytes, 4 * self._row_words)
             image = units_image(records, bags.columns, descriptors.tiers)
             self._cuts.append(_Cut(bags, image, torch.zeros(image.nbytes, dtype=torch.uint8, device=self._device)))
         self.place()
@@ -107,8 +109,8 @@ class DeviceLookup:
             "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
             "CONTEXT_BYTES": plan.context_ids.nbytes, "CANDIDATE_BYTES": plan.candidate_ids.nbytes,
             "CONTEXT_NUMBERS": plan.context_numbers, "CANDIDATE_NUMBERS": plan.candidate_numbers,
-            "UNITS": len(units) + len(self._once_units), "TOTALS": len(totals), "VEC": vector,
-            "NARROW": int(any(u.how.width < vector for u in (*units, *self._once_units))),
+            "UNITS": len(units) + len(once_units), "TOTALS": len(totals), "VEC": vector,
+            "NARROW": int(any(u.how.width < vector for u in (*units, *once_units))),
             "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
             "DTYPES": dtype_set(plan, plan.x_slots), "TOTAL_DTYPES": dtype_set(plan, plan.total_slots),
             "OUT_FACTOR": f"{1 / out_scale!r}f", "TIERS": int(descriptors.tiers),
@@ -152,7 +154,7 @@ class DeviceLookup:
         else:
             t = tiling(rows, max(self.units, bool(self.once)), self.totals, self._processors, pinned, self._most > 1)
             if self.once:
-                t = history_tiling(rows, t, len(self._once_units), self._processors)
+                t = history_tiling(rows, t, len(self._once_ids), self._processors)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
         fitting = (r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r, bags) <= _SHARED_LIMIT)
         return replace(t, rows=next(fitting))
@@ -165,7 +167,7 @@ class DeviceLookup:
         return _lines(own) + staged + bags.shared_bytes(rows, tiers)
 
     def _parts(self, t: Tiling) -> tuple[HistoryPart, ...]:
-        return history_parts([(u.id, u.how.id_bytes) for u in self._once_units], t.unit_threads + t.total_threads)
+        return history_parts(self._once_ids, t.unit_threads + t.total_threads)
 
     def _source(self, t: Tiling, bags: BagParts, ahead: bool, carried: bool) -> KernelSource:
         parts = self._parts(t)
@@ -185,7 +187,7 @@ class DeviceLookup:
         Args:
             pinned: whether ids and numbers lie in host memory. ahead: whether it runs ahead of its rows.
         """
-        return self._source(self.tiling(rows, pinned), self._cut_for(rows).bags, ahead, self._carried > 0)
+        return self._source(self.tiling(rows, pinned), self._cut_for(rows).bags, ahead, self.carries)
 
     def __call__(
         self,
@@ -233,10 +235,8 @@ class DeviceLookup:
                 raise ValueError(f"lookup x: got {x if x is None else (x.dtype, x.stride())}, expected 16-byte aligned rows")
             check_rows("lookup x", x, rows, p.x_width)
             held = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // x.stride(0)
-            if self.once and held < len(batch.context_ids):
-                raise ValueError(
-                    f"lookup x: got memory of {held} rows, expected one for each of {len(batch.context_ids)} contexts"
-                )
+            if self.once and held < (room := len(batch.context_ids)):
+                raise ValueError(f"lookup x: got memory of {held} rows, expected one for each of {room} contexts")
         if p.total_slots:
             if total is None or total.dtype != torch.float32 or total.stride(0) != 1:
                 raise ValueError("lookup total: got none or a wrong layout, expected float32[B, 1]")

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 # Of a launch of bags, of up to eight rows a multiprocessor and of more: with no more, row by row is faster. 1,024 rows of 16
 # bags of 8 take a quarter less so (H200, 2 to 32 GB cold).
@@ -84,7 +85,8 @@ class HistoryPart:
     end_word: int
 
 
-def history_parts(ids: Sequence[tuple[int, int]], threads: int) -> tuple[HistoryPart, ...]:
+@cache
+def history_parts(ids: tuple[tuple[int, int], ...], threads: int) -> tuple[HistoryPart, ...]:
     """Parts of about as many units, at most as many as a block has threads, and of ids that lie near each other.
 
     ids: the first byte and the bytes of each unit's id, in their order.

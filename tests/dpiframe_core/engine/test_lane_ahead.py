@@ -21,7 +21,6 @@ from dpiframe_core.engine.staging import Staging
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.graph.architecture import DeepFM
 from kernels.lookup.batch_header import HeaderWord
-from kernels.lookup.id_record import carried_bytes
 from tests import oracle
 from tests.runner import small_bundle
 
@@ -106,11 +105,19 @@ def test_rows_are_staged_and_those_behind_become_padding(staging):
     want.header[HeaderWord.STAGED_ROWS], want.header[HeaderWord.STAGED_CONTEXTS] = 8, 3
     assert staging.stage(blocks, 16) == 8
     assert staging.block.buffer[: want.buffer.size].tobytes() == want.buffer.tobytes()
-    carried, prefix = staging.carried
+    carried, prefix = staging.carried, layout.context_ids.prefix_bytes
     assert (carried[:8, :prefix] == want.context_ids[want.request_of_row[:8], :prefix]).all()
     assert (carried[:8, prefix:].view(np.float32) == want.context_dense[want.request_of_row[:8]]).all()
     assert not carried[8:].any()
-    assert carried.shape[1] == prefix + 4 * layout.context_dense == carried_bytes(layout.context_ids, layout.context_dense)
+    assert carried.shape[1] == prefix + 4 * layout.context_dense == layout.carried_bytes
+
+
+def test_nothing_is_staged_beside_rows_that_no_lookup_reads_there(monkeypatch):
+    monkeypatch.setattr(torch, "zeros", partial(unpinned, torch.zeros))
+    own = Staging(oracle.make_schema().block_layout, 8, carries=False)
+    assert own.carried is None
+    assert own.batch.carried.shape == (8, 0)
+    assert own.stage([oracle.make_block(oracle.make_schema(), 5, 2, np.random.default_rng(0))], 8) == 5
 
 
 @pytest.mark.parametrize("in_c", [False, True])

@@ -92,6 +92,8 @@ def test_the_ids_that_rows_read_of_a_context_are_those_of_other_columns(whole):
     p = plan_of([TableShape(200, DIM, F32)], columns, x, context=3, width=2, behind=range(3 if whole else 2))
     lookup = OnDevice(p, tables_of(p), "host", once=((0, (3 if whole else 2) * DIM),)).lookup
     assert lookup._row_words == (0 if whole else 1)
+    assert lookup.carries != whole
+    assert not OnDevice(plan(3, 2), tables_of(plan(3, 2)), "host", once=ONCE).lookup.carries  # rows read the history itself
 
 
 def test_a_lookup_may_write_nothing_but_histories():

@@ -152,7 +152,7 @@ def test_few_cold_reads_of_bags_are_taken_by_as_many_threads_as_near_ones(rows, 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.sampled_from([1, 2, 4, 8])), max_size=900), st.integers(1, 40))
 def test_parts_of_histories_have_a_thread_a_unit_and_read_the_words_of_their_ids(ids, warps):
-    ids = sorted((at * width, width) for at, width in ids)
+    ids = tuple(sorted((at * width, width) for at, width in ids))
     parts = history_parts(ids, 32 * warps)
     assert [i for part in parts for i in range(part.first, part.end)] == list(range(len(ids)))
     for part in parts:
@@ -175,7 +175,7 @@ def test_blocks_of_few_rows_have_more_threads_beside_histories(rows, once, total
 
 
 def test_parts_of_a_history_are_alike():
-    ids = [(2 * (i // 8), 2) for i in range(900)]  # 112 places of two bytes, of eight units each
+    ids = tuple((2 * (i // 8), 2) for i in range(900))  # 112 places of two bytes, of eight units each
     assert [p.end - p.first for p in history_parts(ids, 384)] == [300, 300, 300]
     assert history_parts(ids, 384)[1] == HistoryPart(300, 600, 18, 38)
 
