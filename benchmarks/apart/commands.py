@@ -39,6 +39,7 @@ def latency_apart(
             help="folder of results: leave out cells with a peer of a whole search there, and begin with those that have none"
         ),
     ] = None,
+    gpus: Annotated[int, typer.Option(help="of this host, over which models are spread to be compiled")] = 1,
     seed: int = 0,
     append: Append = False,
     out: Out = None,
@@ -50,7 +51,7 @@ def latency_apart(
         names_in(models), names_in(precisions), numbers_in(batches), numbers_in(contexts),
         seconds=seconds, seed=seed, search_until=now + search, prepare_until=now + late, compiled=compiled,
         eager=eager, descent=descent,
-        peers=apart_suite.peers_in(lacking) if lacking else None,
+        peers=apart_suite.peers_in(lacking) if lacking else None, gpus=gpus,
     )  # fmt: skip
     run.finish(apart_suite.run(todo, run.failed, timed_from=now + timed, end=now + limit))
 

@@ -1,14 +1,15 @@
 """Suite `latency` with a process a model: all of them compile their peers side by side, then one after the other is timed.
 
 What Inductor compiles takes minutes of a CPU a model. On a machine that is lent by the minute sixteen cores do that at once,
-while each kernel that Inductor or our warm-up times has the GPU to itself (`GpuTurn`). Cells are timed when the compilers are
-done.
+while each kernel that Inductor or our warm-up times has its GPU to itself (`GpuTurn`), of which there may be several. Cells are
+timed when the compilers are done, one of all at a time.
 """
 
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from multiprocessing import get_context
@@ -25,6 +26,7 @@ from benchmarks.records.record import Record
 from benchmarks.systems.cells import Failed
 from benchmarks.systems.names import WITH_CONTEXTS
 
+VISIBLE = "CUDAVISIBLE_DEVICES"
 ORDER = (1024, 256, 4096, 64, 1)  # the cells that say most come first
 
 
@@ -42,10 +44,12 @@ def jobs(
     eager: bool = True,
     descent: bool = True,
     peers: Mapping[tuple[str, At], bool] | None = None,
+    gpus: int = 1,
 ) -> list[Job]:
     """One a model; one a number of contexts where rows share features.
 
     Args:
+        gpus: of the host, over which jobs are spread.
         peers: by model, of cells that have a compiled peer: whether Inductor's whole search found it. Those are left out.
     """
     found: list[Job] = []
@@ -59,7 +63,7 @@ def jobs(
             rows = [b for b in sorted(batches, key=lambda b: ORDER.index(b) if b in ORDER else len(ORDER)) if n <= b]
             cells = tuple(at for b in rows for p in precisions if not had.get(at := (p, b, n), False))
             if cells:
-                found.append(job(model, cells, known=frozenset(had)))
+                found.append(job(model, cells, known=frozenset(had), gpu=len(found) % gpus if gpus > 1 else None))
     return found
 
 
@@ -82,10 +86,10 @@ def run(todo: Sequence[Job], failed: Failed, *, timed_from: float, end: float) -
     context = get_context("spawn")
     said, go = context.Queue(), context.Event()
     with TemporaryDirectory(prefix="dpiframe-turn-") as folder:
-        lock = Path(folder) / "gpu"
-        processes = [context.Process(target=work, args=(job, lock, said, go), name=job.name) for job in todo]
-        for p in processes:
-            p.start()
+        processes = [context.Process(target=work, args=(job, Path(folder), said, go), name=job.name) for job in todo]
+        for job, p in zip(todo, processes, strict=True):
+            with seeing(job.gpu):
+                p.start()
         waiting, running = len(todo), {job.name for job in todo}
         try:
             while running and time.time() < end:
@@ -110,6 +114,19 @@ def run(todo: Sequence[Job], failed: Failed, *, timed_from: float, end: float) -
                     p.terminate()
             for p in processes:
                 p.join(5)
+
+
+@contextmanager
+def seeing(gpu: int | None) -> Iterator[None]:
+    """Who is started here sees this GPU of the host alone, or with None what this process does."""
+    before = os.environ.get(VISIBLE)
+    if gpu is not None:
+        os.environ[VISIBLE] = str(gpu)
+    yield
+    if before is None:
+        os.environ.pop(VISIBLE, None)
+    else:
+        os.environ[VISIBLE] = before
 
 
 def _next(said: Any) -> tuple[str, Any]:

@@ -53,6 +53,7 @@ class Job:
         compiled: whether there are compiled peers; without, all cells are timed, of an engine that was late, too.
         eager, descent: whether eager PyTorch is timed too, and what `HeldPeers` says.
         size: smaller tables and layers than published, as the model's own function takes them; for tests.
+        gpu: which of the host's the process is to see alone; None: all that this process sees.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Job:
     descent: bool = True
     device: str = "cuda:0"
     size: Mapping[str, Any] = field(default_factory=dict)
+    gpu: int | None = None
 
     @property
     def name(self) -> str:
@@ -125,13 +127,13 @@ class JobRun:
             if not is_late() and time.time() + 1.2 * (self._search_s or _FIRST_SEARCH_S) < self.job.search_until:
                 self._compile(at, "")
 
-    def measure(self) -> Iterator[Record]:
-        """A cell's records once it is timed. Cells that lack a peer are left out."""
+    def measure(self, timed: GpuTurn) -> Iterator[Record]:
+        """A cell's records once it is timed. Cells that lack a peer are left out. timed: for one cell of all jobs at once."""
         for at in self.job.cells:
             if self.job.compiled and not self.cells[at].peers:
                 continue
             try:
-                with self.turn:
+                with timed, self.turn:
                     records = self._timed(*at)
             except Exception as error:
                 self.failed(f"{self.job.name} {at}", error)
@@ -212,15 +214,20 @@ class JobRun:
         return found
 
 
-def work(job: Job, lock: Path, said: Any, go: Any) -> None:
-    """A process's whole life. said: queue of (kind, value): "ready", "record", "failed", "done"; go: event to wait for."""
+def work(job: Job, turns: Path, said: Any, go: Any) -> None:
+    """A process's whole life.
+
+    Args:
+        turns: folder of the locks. said: queue of (kind, value): "ready", "record", "failed", "done". go: event to wait for.
+    """
 
     def failed(what: str, error: Exception) -> None:
         said.put(("failed", f"{what}: {type(error).__name__}: {str(error)[:300]}"))
         traceback.print_exception(error, limit=-6, file=sys.stderr)
 
     torch.set_num_threads(1)
-    turn = GpuTurn(lock, torch.cuda.synchronize if job.device.startswith("cuda") else lambda: None)
+    wait = torch.cuda.synchronize if job.device.startswith("cuda") else lambda: None
+    turn, timed = GpuTurn(turns / f"gpu{job.gpu or 0}", wait), GpuTurn(turns / "timed", wait)
     if job.device.startswith("cuda"):
         takes_turns(turn)
     start = time.time()
@@ -231,7 +238,7 @@ def work(job: Job, lock: Path, said: Any, go: Any) -> None:
         of_gpu = f"GPU {turn.held_s:.0f} s, waited {turn.waited_s:.0f} s"
         said.put(("ready", f"{job.name}: {'; '.join(run.took)}; in all {time.time() - start:.0f} s, {of_gpu}"))
         go.wait()
-        for r in run.measure():
+        for r in run.measure(timed):
             said.put(("record", r))
     except Exception as error:
         failed(job.name, error)

@@ -1,6 +1,7 @@
 """Suite `latency` with a process a model: which cells a job has, whose turn the GPU is, and the records left."""
 
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -8,7 +9,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.apart.gpu_turn import GpuTurn
-from benchmarks.apart.latency_apart import jobs, peers_in, run
+from benchmarks.apart.latency_apart import VISIBLE, jobs, peers_in, run, seeing
 from benchmarks.apart.latency_job import Job, JobRun
 from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, cells_of
 from tests.benchmarks.tiny import _TINY, unexpected
@@ -57,6 +58,20 @@ def test_of_a_folder_of_results_cells_that_were_searched_are_left_out_and_those_
     assert [at for at in job.cells if at in job.known] == [("bf16", 256, 1)]
 
 
+def test_jobs_are_spread_over_the_gpus_of_a_host_and_each_process_sees_its_own(monkeypatch):
+    models = ["deepfm", "dcn", "dcnv2"]
+    made = [jobs(models, ["bf16"], [1], [1], seconds=0.01, seed=0, search_until=0.0, gpus=n) for n in (1, 2)]
+    assert [[job.gpu for job in each] for each in made] == [[None] * 3, [0, 1, 0]]
+    for before in (None, "4,5"):
+        monkeypatch.delenv(VISIBLE, raising=False)
+        if before:
+            monkeypatch.setenv(VISIBLE, before)
+        for gpu, seen in ((None, before), (1, "1")):
+            with seeing(gpu):
+                assert os.environ.get(VISIBLE) == seen
+            assert os.environ.get(VISIBLE) == before
+
+
 def test_a_turn_is_of_one_at_a_time_and_may_be_entered_again(tmp_path):
     mine, other = turn(tmp_path / "gpu"), turn(tmp_path / "gpu")
     entered = []
@@ -91,7 +106,7 @@ def test_a_job_times_ours_beside_its_peers_and_says_what_they_chose_from(tmp_pat
     job = Job("dlrm", cells, 0.01, 0, search_until=0.0, device="cpu", size=_TINY["dlrm"])
     held = JobRun(job, turn(tmp_path / "gpu"), unexpected)
     held.prepare()
-    records = list(held.measure())
+    records = list(held.measure(turn(tmp_path / "timed")))
     assert [(r["system"], r["precision"]) for r in records] == [
         (system, precision) for precision, *_ in cells for system in ("dpiframe", "eager", "compile-captured")
     ]
@@ -105,7 +120,7 @@ def test_a_job_may_time_ours_beside_eager_alone(tmp_path):
     )
     held = JobRun(job, turn(tmp_path / "gpu"), unexpected)
     held.prepare()
-    found = [(r["system"], r["precision"], r["batch"]) for r in held.measure()]
+    found = [(r["system"], r["precision"], r["batch"]) for r in held.measure(turn(tmp_path / "timed"))]
     assert found == [(system, *cell) for cell in (("fp32", 8), ("bf16", 1)) for system in ("dpiframe", "eager")]
 
 
