@@ -1,6 +1,11 @@
-"""A program of a CUDA lane made ready for batches of up to a bucket's rows: captured in a graph, or issued anew each time."""
+"""The buckets of a lane: a program made ready for batches of up to so many rows, captured in a graph or issued anew each time.
+And what runs a batch on the smallest that holds it: one call of C, or Python where there is none.
+"""
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -8,9 +13,12 @@ import numpy.typing as npt
 import torch
 
 from dpiframe_core.engine.staging import Staging
-from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock, checked_rows
+from dpiframe_core.operators.workspace import done_words
 from kernels.runtime import fastest
-from kernels.runtime.replay import copy_threads, replay, replay_batch
+from kernels.runtime.replay import copy_threads, replay, replay_batches
+
+RunBatch = Callable[[Sequence[RowBlock], bool], BatchResult]  # of blocks, and whether rows are copied to the device first
 
 _ROUNDS = 10
 _BETTER = 0.985  # of a program's time: less is no gain
@@ -22,39 +30,21 @@ class CapturedBucket:
     By raw handles: torch's replay under a stream guard costs 15 us more a call (H200 host).
 
     Attributes:
-        graph: what is replayed. launch: starts it. run: and waits for the scores that so many words of `done` tell of.
-        run_batch: the same of blocks, which it stages. All three are called with the lane's device as the current one.
+        graph: what is replayed. handle: its cudaGraphExec_t. launch: starts it. run: and waits for the scores that so many
+        words of `done` tell of. Both are called with the lane's device as the current one.
         ahead: the graph starts before its rows are staged.
     """
 
-    __slots__ = ("_rows", "_staging", "ahead", "graph", "launch", "run", "run_batch")
+    __slots__ = ("ahead", "graph", "handle", "launch", "run")
 
     def __init__(
-        self,
-        graph: torch.cuda.CUDAGraph,
-        stream: torch.cuda.Stream,
-        staging: Staging,
-        rows: int,
-        done: npt.NDArray[np.int32] | None,
-        *,
-        ahead: bool,
+        self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, done: npt.NDArray[np.int32] | None, *, ahead: bool
     ) -> None:
         from cupy.cuda import runtime
 
-        self.graph, self._staging, self._rows, self.ahead = graph, staging, rows, ahead
-        exec_, handle, block = graph.raw_cuda_graph_exec(), stream.cuda_stream, staging.block
-        self.launch: Callable[[], None] = partial(runtime.graphLaunch, exec_, handle)
-        self.run = replay(exec_, handle, done)
-        # Attributes, not methods: a batch takes no further call of Python for them.
-        stage = block.buffer, block.places, block.layout.sections
-        carried = staging.carried, block.layout.context_ids.prefix_bytes
-        in_c = replay_batch(exec_, handle, done, rows, stage, carried, ahead=ahead, threads=copy_threads())
-        self.run_batch: Callable[[int, Sequence[RowBlock]], None] = in_c or self._stage_and_run
-
-    def _stage_and_run(self, words: int, blocks: Sequence[RowBlock]) -> None:
-        """In Python: without C or CUDA's runtime."""
-        self._staging.stage(blocks, self._rows)
-        self.run(words)
+        self.graph, self.handle, self.ahead = graph, graph.raw_cuda_graph_exec(), ahead
+        self.launch: Callable[[], None] = partial(runtime.graphLaunch, self.handle, stream.cuda_stream)
+        self.run = replay(self.handle, stream.cuda_stream, done)
 
     def release(self) -> None:
         self.graph.reset()
@@ -68,19 +58,71 @@ class EagerBucket:
 
     ahead = False
 
-    def __init__(self, issue: Callable[[], None], stream: torch.cuda.Stream, staging: Staging, rows: int) -> None:
-        self.launch, self._stream, self._staging, self._rows = issue, stream, staging, rows
+    def __init__(self, issue: Callable[[], None], stream: torch.cuda.Stream) -> None:
+        self.launch, self._stream = issue, stream
 
     def run(self, words: int) -> None:
         self.launch()
         self._stream.synchronize()
 
-    def run_batch(self, words: int, blocks: Sequence[RowBlock]) -> None:
-        self._staging.stage(blocks, self._rows)
-        self.run(words)
-
     def release(self) -> None:
         """Nothing to release."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaneBuckets:
+    """What a lane has ready.
+
+    Attributes:
+        ready: by rows, ascending. copied: of large buckets the same with their rows copied first.
+        staging: where their rows go. done, scores: what their graphs write, in pinned memory; done: None if they do not.
+        stream: a cudaStream_t, which they run on.
+    """
+
+    ready: Mapping[int, CapturedBucket | EagerBucket]
+    copied: Mapping[int, CapturedBucket]
+    staging: Staging
+    done: npt.NDArray[np.int32] | None
+    scores: Floats
+    stream: int
+
+
+def batch_runner(buckets: LaneBuckets) -> RunBatch:
+    """To be called with the lane's device as the current one.
+
+    What it is not to run raises InputError, or in C ValueError, TypeError or AttributeError; then nothing was launched.
+    """
+    return _in_c(buckets) or _in_python(buckets)
+
+
+def _in_c(of: LaneBuckets) -> RunBatch | None:
+    graphs = []
+    for rows, one in of.ready.items():
+        if isinstance(one, EagerBucket):
+            return None
+        copied = of.copied.get(rows)
+        graphs.append((rows, one.handle, one.ahead, copied.handle if copied else 0))
+    block, layout = of.staging.block, of.staging.block.layout
+    stage, carried = (block.buffer, block.places, layout.sections), (of.staging.carried, layout.context_ids.prefix_bytes)
+    return replay_batches(
+        graphs, of.stream, of.done, stage, carried, layout, of.scores, BatchResult, threads=copy_threads()
+    )  # fmt: skip
+
+
+def _in_python(of: LaneBuckets) -> RunBatch:
+    sizes, layout = [*of.ready], of.staging.block.layout
+
+    def run(blocks: Sequence[RowBlock], copied: bool) -> BatchResult:
+        start, rows = time.perf_counter(), checked_rows(blocks, layout, sizes[-1])
+        size = sizes[bisect_left(sizes, rows)]
+        bucket = of.ready[size]
+        if copied and sum(b.contexts for b in blocks) <= size:  # no more contexts are copied
+            bucket = of.copied.get(size, bucket)
+        of.staging.stage(blocks, size)
+        bucket.run(done_words(rows))
+        return BatchResult(of.scores[:rows].copy(), (time.perf_counter() - start) * 1e3, size)
+
+    return run
 
 
 def settled(

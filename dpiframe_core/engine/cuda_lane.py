@@ -4,7 +4,6 @@ flight: staging, activation buffers, streams and captured graphs. Two lanes over
 
 import logging
 import os
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +14,10 @@ from typing import Any
 import torch
 
 from dpiframe_core.engine.calibration import Calibration, calibrated
-from dpiframe_core.engine.cuda_bucket import CapturedBucket, EagerBucket, settled
+from dpiframe_core.engine.cuda_bucket import CapturedBucket, EagerBucket, LaneBuckets, RunBatch, batch_runner, settled
 from dpiframe_core.engine.program import CudaProgram
 from dpiframe_core.engine.staging import DeviceRows, Staging
+from dpiframe_core.errors import Unavailable
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import BatchResult, RowBlock
 from dpiframe_core.operators.executor import execute_on_streams
@@ -90,10 +90,12 @@ class CudaLane:
         self._has_head = (last.attrs.members or (last,))[-1].op == "head"
         if self._has_head:
             self._workspace.values[graph.output] = self._scores  # the head writes over the bus itself: one copy node fewer
+        self._done = self._workspace.done.numpy() if self._has_head else None
         self._several = torch.cuda.device_count() > 1
         self._capture = capture
         self._ready: list[CapturedBucket | EagerBucket] = []  # as `buckets`
         self._copied: dict[int, CapturedBucket] = {}  # of large buckets the same with their rows copied first
+        self._run: RunBatch = _not_ready
 
     @property
     def bytes_used(self) -> int:
@@ -114,6 +116,8 @@ class CudaLane:
                     self._issue(program, rows, self._on_device)
                     self._streams[0].synchronize()
                     self._copied[rows] = self._captured(program, rows, pool, self._on_device)
+        ready, stream = dict(zip(self.buckets, self._ready, strict=True)), self._streams[0].cuda_stream
+        self._run = batch_runner(LaneBuckets(ready, self._copied, self._staging, self._done, self._result, stream))
 
     def compile(self) -> None:
         """Compiles the kernels of all programs, those that are in no cache; nothing is launched."""
@@ -159,7 +163,7 @@ class CudaLane:
         if not programs:  # what an earlier warm-up chose cannot be had any more
             return self._prepared(rows, pool)
         if not self._capture:
-            return EagerBucket(partial(self._issue_alone, programs[0], rows), self._streams[0], self._staging, rows)
+            return EagerBucket(partial(self._issue_alone, programs[0], rows), self._streams[0])
         captured = {program.name: self._captured(program, rows, pool) for program in programs}
         if not known:
             known = _calibrated(rows, captured)
@@ -199,8 +203,7 @@ class CudaLane:
         graph, stream = torch.cuda.CUDAGraph(), self._streams[0]
         with gc_paused(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._issue(program, rows, copies)
-        done = self._workspace.done.numpy() if self._has_head else None
-        return CapturedBucket(graph, stream, self._staging, rows, done, ahead=not copies and self._ahead(program, rows))
+        return CapturedBucket(graph, stream, self._done, ahead=not copies and self._ahead(program, rows))
 
     def _is_large(self, rows: int) -> bool:
         return self._layout.offsets(rows, rows)[-1] >= COPIED_BYTES
@@ -224,23 +227,14 @@ class CudaLane:
 
         copied: whether rows of large batches are copied to the device first; None: while other lanes compute.
         """
-        rows = blocks[0].rows if len(blocks) == 1 else sum([b.rows for b in blocks])
-        at = bisect_left(self.buckets, rows)
         if generation != self._generation:
             self._switch(generation)
-        bucket = self._ready[at]
-        copies = self._copied and (self._overlaps() if copied is None and self._overlaps else copied)
-        if copies and sum([b.contexts for b in blocks]) <= self.buckets[at]:  # no more contexts are copied
-            bucket = self._copied.get(self.buckets[at], bucket)
-        run, words = bucket.run_batch, done_words(rows)
-        start = time.perf_counter()
+        if copied is None:
+            copied = bool(self._copied) and self._overlaps is not None and self._overlaps()
         if self._several:  # the current device is each thread's own
             with torch.cuda.device(self._device):
-                run(words, blocks)
-        else:
-            run(words, blocks)
-        device_ms = (time.perf_counter() - start) * 1e3
-        return BatchResult(self._result[:rows].copy(), device_ms, self.buckets[at])
+                return self._run(blocks, copied)
+        return self._run(blocks, copied)
 
     def value_ranges(self, block: RowBlock) -> dict[str, float]:
         """The largest magnitude of each value in the dense dtype over a block's rows. Runs the first program as it stands."""
@@ -268,7 +262,7 @@ class CudaLane:
         self._streams[0].synchronize()
         for bucket in (*self._ready, *self._copied.values()):
             bucket.release()
-        self._ready, self._copied = [], {}
+        self._ready, self._copied, self._run = [], {}, _not_ready
         del self._workspace
         give_back(self._streams, self._device)
         self._streams = []
@@ -293,6 +287,10 @@ class CudaLane:
     def _issue_alone(self, program: CudaProgram, rows: int) -> None:
         with torch.inference_mode(), matmul_precision(self._precision):
             self._issue(program, rows)
+
+
+def _not_ready(_blocks: Sequence[RowBlock], _copied: bool) -> BatchResult:
+    raise Unavailable("lane: got a batch, expected none before it is prepared and after it is closed")
 
 
 def _calibrated(rows: int, captured: Mapping[str, CapturedBucket]) -> Calibration:

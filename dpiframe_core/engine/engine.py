@@ -27,7 +27,7 @@ from dpiframe_core.far_rows.far_reads import FarReads
 from dpiframe_core.far_rows.lease import Lease, leased
 from dpiframe_core.features.candidate_columns import Candidates, encoded_candidates
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
+from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock, checked_rows
 from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.machine.device_name import target_device
 from dpiframe_core.machine.out_of_memory import free_bytes, wanting_memory
@@ -79,6 +79,7 @@ class Engine:
         with wanting_memory(self.device, lambda: f"tables of {bundle.table_bytes:,} bytes"):
             self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
         self.reads_ahead = self._store.ahead is not None
+        self._checks = target.type == "cpu"  # lanes of a GPU check their batches themselves
         self._failure: str | None = _COLD
         self._device_failure: str | None = None
         self._moving = MovingTables(self.schema, self._store, home, self._place_lookups, self._batches_over, self.check)
@@ -201,16 +202,8 @@ class Engine:
             DeadlineExceeded: `deadline` (time.monotonic seconds) passed before a lane was free.
             Unavailable: closed, not warmed up, or the device failed.
         """
-        rows = contexts = 0
-        layout = self.schema.block_layout
-        for block in blocks:
-            block.check(layout)
-            rows += block.rows
-            contexts += block.contexts
-        if not 1 <= rows <= self.max_batch_rows:
-            raise InputError("batch rows", rows, f"1 to {self.max_batch_rows}")
-        if contexts > self.max_batch_rows:
-            raise InputError("batch contexts", contexts, f"at most {self.max_batch_rows}")
+        if self._checks or self.reads_ahead:
+            checked_rows(blocks, self.schema.block_layout, self.max_batch_rows)
         if self.reads_ahead and not all(block.staged for block in blocks):
             with leased(self._store.ahead, blocks) as ready:
                 return self.run_batch(ready, deadline, priority)
@@ -218,9 +211,12 @@ class Engine:
         try:
             self.check()
             result = lane.run(blocks, self._store.generation)
-            self._batch_sizes[lane][rows] += 1
+            self._batch_sizes[lane][len(result.scores)] += 1
             self._moving.offer(blocks)
             return result
+        except (ValueError, TypeError, AttributeError):
+            checked_rows(blocks, self.schema.block_layout, self.max_batch_rows)  # the same in words of this class
+            raise
         except RuntimeError as error:  # torch and CuPy raise it for every CUDA error; most of those are sticky
             self._failure = self._device_failure = f"device {self.device} failed: {error}"
             raise Unavailable(f"engine: {self._failure}") from error

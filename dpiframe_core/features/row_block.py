@@ -255,6 +255,22 @@ class RowBlock:
         return RowBlock(layout, stop - start, last + 1 - first, self.buffer, places, self.base + first, self.staged)
 
 
+def checked_rows(blocks: Sequence[RowBlock], layout: BlockLayout, most: int) -> int:
+    """How many rows a batch of these blocks has.
+
+    Raises:
+        InputError: a block of another layout, or with a row of no context; no rows; more rows or contexts than `most`.
+    """
+    for block in blocks:
+        block.check(layout)
+    rows, contexts = sum(b.rows for b in blocks), sum(b.contexts for b in blocks)
+    if not 1 <= rows <= most:
+        raise InputError("batch rows", rows, f"1 to {most}")
+    if contexts > most:
+        raise InputError("batch contexts", contexts, f"at most {most}")
+    return rows
+
+
 class BatchResult(NamedTuple):
     """What one run on a lane gives back. Filled by `Engine.run_batch`.
 

@@ -7,12 +7,12 @@
 #include <immintrin.h>
 #endif
 
-static PyObject *name_buffer, *name_places, *name_rows, *name_contexts, *name_base;
+static PyObject *name_buffer, *name_places, *name_rows, *name_contexts, *name_base, *name_layout;
 
 int dpi_names(void) {
-    PyObject **names[] = {&name_buffer, &name_places, &name_rows, &name_contexts, &name_base};
-    const char *texts[] = {"buffer", "places", "rows", "contexts", "base"};
-    for (int i = 0; i < 5; ++i)
+    PyObject **names[] = {&name_buffer, &name_places, &name_rows, &name_contexts, &name_base, &name_layout};
+    const char *texts[] = {"buffer", "places", "rows", "contexts", "base", "layout"};
+    for (int i = 0; i < 6; ++i)
         if ((*names[i] = PyUnicode_InternFromString(texts[i])) == NULL) return 0;
     return 1;
 }
@@ -220,19 +220,43 @@ PyObject *dpi_fill(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_
     return good ? PyLong_FromLongLong(batch.rows) : NULL;
 }
 
+int dpi_laid_out(PyObject *block, PyObject *layout) {
+    PyObject *own = PyObject_GetAttr(block, name_layout);
+    if (own == NULL) return 0;
+    const int same = PyObject_RichCompareBool(own, layout, Py_EQ);  // at once where it is the very same
+    if (!same) PyErr_Format(PyExc_ValueError, "block: got layout %R, expected %R", own, layout);
+    Py_DECREF(own);
+    return same > 0;
+}
+
+static void range_of(const Id32 *own, int64_t rows, Id32 *least, Id32 *greatest) {
+    *least = INT32_MAX, *greatest = INT32_MIN;
+    for (int64_t r = 0; r < rows; ++r) {
+        *least = own[r] < *least ? own[r] : *least;
+        *greatest = own[r] > *greatest ? own[r] : *greatest;
+    }
+}
+
+int dpi_of_contexts(const Piece *p) {
+    if (p->contexts == 1 || !p->rows) return 1;  // rows have no choice
+    const int64_t base = p->first - p->shift;
+    Id32 least, greatest;
+    range_of((const Id32 *)((const uint8_t *)p->from.buf + p->places[REQUEST_OF_ROW]), p->rows, &least, &greatest);
+    if (least >= base && greatest - base < p->contexts) return 1;
+    PyErr_Format(PyExc_ValueError, "block: got rows of contexts %lld to %lld, expected 0 to %lld", (long long)(least - base),
+                 (long long)(greatest - base), (long long)(p->contexts - 1));
+    return 0;
+}
+
 // context_range(buffer, at, rows): the least and the greatest of so many int32 from byte `at` on, of at least one.
 PyObject *dpi_context_range(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t at, rows;
     Py_buffer from;
     if (!counted(count, 3) || !integers(args + 1, 1, PLACES_END, &at) || !integers(args + 2, 1, COUNTS, &rows)) return NULL;
     if (PyObject_GetBuffer(args[0], &from, PyBUF_SIMPLE)) return NULL;
-    Id32 least = INT32_MAX, greatest = INT32_MIN;
+    Id32 least = 0, greatest = 0;
     const int good = within(&from, at, 4 * rows);
-    const Id32 *own = (const Id32 *)((const uint8_t *)from.buf + at);
-    for (int64_t r = 0; good && r < rows; ++r) {
-        least = own[r] < least ? own[r] : least;
-        greatest = own[r] > greatest ? own[r] : greatest;
-    }
+    if (good) range_of((const Id32 *)((const uint8_t *)from.buf + at), rows, &least, &greatest);
     PyBuffer_Release(&from);
     if (good && !rows) PyErr_SetString(PyExc_ValueError, "rows: got none, expected at least one");
     return good && rows ? Py_BuildValue("ii", (int)least, (int)greatest) : NULL;

@@ -33,6 +33,9 @@ int dpi_opened(PyObject *const *args, Batch *batch);
 int dpi_carries(PyObject *const *args, Batch *batch);
 // One block behind those before it; holds its memory if it gives 1.
 int dpi_appended(Batch *batch, PyObject *block, Piece *piece);
+// Whether a block is of this layout; and whether all its rows are of its contexts. Else an error is set.
+int dpi_laid_out(PyObject *block, PyObject *layout);
+int dpi_of_contexts(const Piece *piece);
 void dpi_copy_contexts(const Batch *batch, const Piece *p);
 void dpi_copy_rows(const Batch *batch, const Piece *p, int64_t first, int64_t rows);
 

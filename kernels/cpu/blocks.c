@@ -92,7 +92,7 @@ static PyMethodDef functions[] = {
     {"replay", (PyCFunction)(void (*)(void))dpi_replay, METH_FASTCALL, NULL},
     {"context_range", (PyCFunction)(void (*)(void))dpi_context_range, METH_FASTCALL, NULL},
     {"fill", (PyCFunction)(void (*)(void))dpi_fill, METH_FASTCALL, NULL},
-    {"replay_batch", (PyCFunction)(void (*)(void))dpi_replay_batch, METH_FASTCALL, NULL},
+    {"replay_batches", (PyCFunction)(void (*)(void))dpi_replay_batches, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

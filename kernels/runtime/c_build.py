@@ -76,10 +76,11 @@ class RequestExtension(Protocol):
         self, out: Buffer, places: tuple[int, ...], sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /
     ) -> int: ...
     def replay(self, given: bytes, words: int, /) -> int: ...
-    def replay_batch(
-        self, given: bytes, error: int, bucket: int, ahead: bool, threads: int, out: Buffer, places: tuple[int, ...],
-        sections: tuple[tuple[int, int], ...], carried: Buffer | None, prefix: int, /,
-    ) -> Callable[[int, Sequence[object]], None]: ...  # fmt: skip
+    def replay_batches(
+        self, given: bytes, error: int, graphs: tuple[tuple[int, int, bool, int], ...], threads: int, out: Buffer,
+        places: tuple[int, ...], sections: tuple[tuple[int, int], ...], carried: Buffer | None, prefix: int, layout: object,
+        scores: Buffer, result: type[tuple[Any, ...]], /,
+    ) -> Callable[[Sequence[object], bool], Any]: ...  # fmt: skip
 
 
 @cache

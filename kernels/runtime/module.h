@@ -50,7 +50,8 @@ typedef struct {
 
 // All but `words`, and these; give whether they are such.
 int dpi_replay_of(PyObject *given, Replay *out);
-int dpi_words_of(PyObject *words, Replay *out);
+int dpi_set_words(int64_t words, Replay *out);
+int64_t dpi_now(void);  // nanoseconds
 // Launches the graph, calls `meanwhile` if there is one, whatever the launch gave, and waits; all without the GIL. Gives CUDA's
 // code.
 int dpi_replayed(const Replay *replay, void (*meanwhile)(const void *), const void *with);
@@ -72,6 +73,6 @@ PyObject *dpi_texts(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_context_range(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_fill(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_replay(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *dpi_replay_batch(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_replay_batches(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

@@ -12,7 +12,7 @@
 static const int64_t PATIENCE = 2000000, CONTENDED = 20000;
 enum { LOOKS = 32 };  // before others may have the core
 
-static int64_t now(void) {
+int64_t dpi_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
@@ -28,16 +28,16 @@ static void pause_core(void) {
 
 // Whether all words were seen to have the value.
 static int came(const uint32_t *done, int64_t words, uint32_t wanted) {
-    const int64_t begun = now();
+    const int64_t begun = dpi_now();
     for (int64_t last = begun, seen = 0;;) {
         for (int look = 0; look < LOOKS; ++look) {
             while (seen < words && __atomic_load_n(done + seen, __ATOMIC_ACQUIRE) == wanted) ++seen;
             if (seen == words) return 1;
             pause_core();
         }
-        const int64_t before = now();
+        const int64_t before = dpi_now();
         sched_yield();
-        last = now();
+        last = dpi_now();
         if (last - before > CONTENDED || last - begun > PATIENCE) return 0;
     }
 }
@@ -60,19 +60,19 @@ int dpi_replay_of(PyObject *given, Replay *out) {
     return got == size;
 }
 
-int dpi_words_of(PyObject *words, Replay *out) {
-    out->words = PyLong_AsLongLong(words);
-    if (out->words == -1 && PyErr_Occurred()) return 0;
-    const int good = !out->most || (out->words >= 1 && out->words <= out->most);
-    if (!good)
-        PyErr_Format(PyExc_ValueError, "words: got %lld, expected 1 to %lld", (long long)out->words, (long long)out->most);
+int dpi_set_words(int64_t words, Replay *out) {
+    out->words = words;
+    const int good = !out->most || (words >= 1 && words <= out->most);
+    if (!good) PyErr_Format(PyExc_ValueError, "words: got %lld, expected 1 to %lld", (long long)words, (long long)out->most);
     return good;
 }
 
 // replay(given, words): `given` is a Replay; until so many words of `done` are one more than the first was. Gives CUDA's code.
 PyObject *dpi_replay(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Replay replay;
-    if (!counted(count, 2) || !dpi_replay_of(args[0], &replay) || !dpi_words_of(args[1], &replay)) return NULL;
+    if (!counted(count, 2) || !dpi_replay_of(args[0], &replay)) return NULL;
+    const int64_t words = PyLong_AsLongLong(args[1]);
+    if (PyErr_Occurred() || !dpi_set_words(words, &replay)) return NULL;
     int code;
     Py_BEGIN_ALLOW_THREADS
     code = dpi_replayed(&replay, NULL, NULL);

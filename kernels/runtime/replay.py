@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def stages() -> bool:
-    """Whether `replay_batch` is there: C that could be built, and CUDA's runtime apart from torch."""
+    """Whether `replay_batches` is there: C that could be built, and CUDA's runtime apart from torch."""
     return c_build.request_extension() is not None and _runtime() is not None
 
 
@@ -49,35 +49,41 @@ def replay(
     return lambda words: _check(cuda, functions.replay(given, words))
 
 
-def replay_batch(
-    exec_: int,
+def replay_batches(
+    graphs: Sequence[tuple[int, int, bool, int]],
     stream: int,
     done: npt.NDArray[np.int32] | None,
-    bucket: int,
     stage: tuple[npt.NDArray[np.uint8], tuple[int, ...], tuple[tuple[int, int], ...]],
-    carried: tuple[npt.NDArray[np.uint8] | None, int] = (None, 0),
+    carried: tuple[npt.NDArray[np.uint8] | None, int],
+    layout: object,
+    scores: npt.NDArray[np.float32],
+    result: type[tuple[Any, ...]],
     *,
-    ahead: bool,
     threads: int = 0,
     cuda: ctypes.CDLL | None = None,
-) -> Callable[[int, Sequence[object]], None] | None:
-    """As `replay`, but the function takes blocks too and stages their rows; those behind, up to the bucket's, become padding.
-    None where `stages` is false.
+) -> Callable[[Sequence[object], bool], Any] | None:
+    """A function of blocks, and of whether their rows are to be copied to the device first, that stages them for the smallest
+    graph that holds them, replays it as `replay` does, and gives `result(a copy of scores[:rows], milliseconds, the graph's
+    rows)`. Rows behind the blocks', up to the graph's, become padding. None where `stages` is false.
 
-    What cannot be such a batch raises ValueError, TypeError or AttributeError, and then nothing was launched.
+    What cannot be such a batch raises ValueError, TypeError or AttributeError, and then nothing was launched: a block of
+    another layout or with a row of no context of its own, no rows, and more rows or contexts than the largest graph has.
 
     Args:
-        stage: RowBlock's buffer and places, where the graph reads, and its layout's sections.
+        graphs: rows, a cudaGraphExec_t, whether its lookup waits for its rows (wait_for_rows.cuh), which are copied while it
+            starts, and the same graph with its rows copied first, or 0; by rows.
+        stage: RowBlock's buffer and places, where the graphs read, and its layout's sections.
         carried: Batch's, and how many bytes of a context's ids it has; None: there is none.
-        ahead: the graph's lookup waits for its rows (wait_for_rows.cuh), which are copied while it starts.
+        layout: of all blocks. scores: float32[rows, tasks], where the graphs write. result: a type of named tuples.
         threads: that may help the caller to copy a large batch.
     """
     functions, cuda = c_build.request_extension(), cuda or _runtime()
     if functions is None or cuda is None:
         return None
-    return functions.replay_batch(
-        _given(exec_, stream, done, cuda), _address(cuda.cudaGetErrorString), bucket, ahead, threads, *stage, *carried
-    )
+    return functions.replay_batches(
+        _given(0, stream, done, cuda), _address(cuda.cudaGetErrorString), tuple(graphs), threads, *stage, *carried, layout,
+        scores, result,
+    )  # fmt: skip
 
 
 def _given(exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL) -> bytes:

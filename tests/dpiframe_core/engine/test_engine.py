@@ -3,7 +3,6 @@
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -390,8 +389,7 @@ def test_strict_fp32_is_not_silently_tf32(bundle):
 def test_a_failed_device_makes_the_engine_unavailable_until_it_is_replaced(bundle):
     engine = started(bundle, "cuda:0")
     for lane in engine._pool.lanes:
-        failing = Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure"))
-        lane._ready = [SimpleNamespace(run_batch=failing)] * len(lane.buckets)
+        lane._run = Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure"))
     with pytest.raises(Unavailable, match="device cuda:0 failed: CUDA error: unspecified launch failure"):
         engine.submit(block_of(bundle, 1))
     with pytest.raises(Unavailable, match="unspecified launch failure"):

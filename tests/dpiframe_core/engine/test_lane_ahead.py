@@ -4,6 +4,7 @@ as of rows that were staged before and are read in place.
 
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -13,13 +14,15 @@ import pytest
 import torch
 
 from dpiframe_core.engine import cuda_bucket, cuda_lane
-from dpiframe_core.engine.cuda_bucket import CapturedBucket, EagerBucket
+from dpiframe_core.engine.cuda_bucket import CapturedBucket, EagerBucket, LaneBuckets, batch_runner
 from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.engine.staging import Staging
+from dpiframe_core.errors import InputError, Unavailable
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.graph.architecture import DeepFM
+from dpiframe_core.operators.workspace import done_words
 from kernels.lookup.batch_header import HeaderWord
 from tests import oracle
 from tests.runner import small_bundle
@@ -50,33 +53,37 @@ def test_large_buckets_of_one_lookup_are_launched_ahead(monkeypatch):
     assert not decides()
 
 
-def test_a_batch_goes_to_the_smallest_bucket_that_holds_it_with_a_word_for_every_eight_rows():
-    schema, rng, ran = oracle.make_schema(), np.random.default_rng(0), []
-    ready = [SimpleNamespace(run_batch=lambda words, blocks, b=b: ran.append((b, words, blocks))) for b in BUCKETS]
-    switched = []
-    own = SimpleNamespace(
-        buckets=BUCKETS, _ready=ready, _generation=0, _switch=switched.append, _several=False,
-        _result=rng.random((4096, 1), np.float32), _copied={}, _overlaps=None,
-    )  # fmt: skip
-    for rows, bucket, words in (((1,), 64, 1), ((60, 4), 64, 8), ((60, 5), 1024, 9), ((4096,), 4096, 512)):
-        blocks = [oracle.make_block(schema, n, 1, rng) for n in rows]
-        result = CudaLane.run(own, blocks)
-        assert ran.pop() == (bucket, words, blocks)
-        assert result.bucket == bucket
-        assert result.scores.tolist() == own._result[: sum(rows)].tolist()
-        assert not np.shares_memory(result.scores, own._result)
-    assert not switched
-    own._copied = {4096: SimpleNamespace(run_batch=lambda words, blocks: ran.append("copied"))}
-    cases = (4096, True, None, "copied"), (4096, False, None, 4096), (4096, True, False, 4096), (4096, False, True, "copied")
-    for rows, overlaps, copied, want in (*cases, (60, True, True, 64)):
+def lane_of(ran, **given):
+    run = lambda blocks, copied: ran.append((blocks, copied))  # noqa: E731
+    return SimpleNamespace(_run=run, _generation=0, _several=False, _copied={}, _overlaps=None, **given)
+
+
+def test_rows_are_copied_first_while_other_lanes_compute_where_large_buckets_can_be():
+    ran, blocks = [], [oracle.make_block(oracle.make_schema(), 1, 1, np.random.default_rng(0))]
+    own = lane_of(ran)
+    CudaLane.run(own, blocks)
+    assert ran.pop() == (blocks, False)
+    own._copied = {4096: None}
+    CudaLane.run(own, blocks)
+    assert ran.pop() == (blocks, False)
+    for overlaps, copied, want in ((True, None, True), (False, None, False), (True, False, False), (False, True, True)):
         own._overlaps = lambda overlaps=overlaps: overlaps
-        CudaLane.run(own, [oracle.make_block(schema, rows, 1, rng)], copied=copied)
-        last = ran.pop()
-        assert want == (last if last == "copied" else last[0])
-    CudaLane.run(own, [oracle.make_block(schema, 4000, 1, rng), oracle.make_block(schema, 90, 4096, rng)], copied=True)
-    assert ran.pop()[0] == 4096  # no more contexts are copied than rows
-    CudaLane.run(own, blocks, generation=1)
+        CudaLane.run(own, blocks, copied=copied)
+        assert ran.pop() == (blocks, want)
+
+
+def test_a_lane_goes_over_to_another_generation_once():
+    switched, ran = [], []
+    own = lane_of(ran, _switch=switched.append)
+    for generation in (0, 1):
+        CudaLane.run(own, [], generation)
     assert switched == [1]
+    assert len(ran) == 2
+
+
+def test_a_lane_that_is_not_prepared_takes_no_batch():
+    with pytest.raises(Unavailable, match="lane: got a batch"):
+        cuda_lane._not_ready([], False)
 
 
 @pytest.fixture
@@ -120,36 +127,69 @@ def test_nothing_is_staged_beside_rows_that_no_lookup_reads_there(monkeypatch):
     assert own.stage([oracle.make_block(oracle.make_schema(), 5, 2, np.random.default_rng(0))], 8) == 5
 
 
-@pytest.mark.parametrize("in_c", [False, True])
-def test_a_captured_bucket_stages_rows_itself_only_without_c(staging, in_c, monkeypatch):
+@pytest.fixture
+def captured(monkeypatch):
+    """Makes captured buckets without a device, whose launches and runs it appends to `ran`."""
+    ran = []
     runtime = SimpleNamespace(graphLaunch=lambda *handles: ran.append(("launch", *handles)))
     for name, module in (("cupy", SimpleNamespace()), ("cupy.cuda", SimpleNamespace(runtime=runtime))):
         monkeypatch.setitem(sys.modules, name, module)
-    ran = []
-    monkeypatch.setattr(cuda_bucket, "replay", lambda *_, **__: ran.append)
-    monkeypatch.setattr(
-        cuda_bucket, "replay_batch", lambda *_, **__: (lambda words, blocks: ran.append("in C")) if in_c else None
-    )
-    graph, stream = Mock(raw_cuda_graph_exec=Mock(return_value=11)), SimpleNamespace(cuda_stream=22)
-    bucket = CapturedBucket(graph, stream, staging, 16, None, ahead=in_c)
-    block = oracle.make_block(oracle.make_schema(), 5, 2, np.random.default_rng(0))
-    bucket.run_batch(1, [block])
-    assert ran == (["in C"] if in_c else [1])
-    assert staging.block.request_of_row[4:17].tolist() == ([7] * 13 if in_c else [block.request_of_row[4], *[-1] * 11, 7])
+    monkeypatch.setattr(cuda_bucket, "replay", lambda handle, stream, done: lambda words: ran.append((handle, words)))
+
+    def make(handle, ahead=False):
+        graph = Mock(raw_cuda_graph_exec=Mock(return_value=handle))
+        return CapturedBucket(graph, SimpleNamespace(cuda_stream=22), None, ahead=ahead)
+
+    return SimpleNamespace(ran=ran, make=make)
+
+
+def test_a_captured_bucket_launches_its_graph_and_releases_it(captured):
+    bucket = captured.make(11, ahead=True)
     bucket.launch()
-    assert ran[1:] == [("launch", 11, 22)]
-    assert bucket.ahead == in_c
+    bucket.run(3)
+    assert captured.ran == [("launch", 11, 22), (11, 3)]
+    assert bucket.ahead
     bucket.release()
-    graph.reset.assert_called_once_with()
+    bucket.graph.reset.assert_called_once_with()
 
 
-def test_an_eager_bucket_stages_rows_then_issues_and_waits(staging):
+def test_an_eager_bucket_issues_and_waits():
     ran, stream = [], Mock()
     stream.synchronize.side_effect = lambda: ran.append("waited")
-    bucket = EagerBucket(lambda: ran.append(staging.block.header[HeaderWord.STAGED_ROWS]), stream, staging, 16)
-    bucket.run_batch(1, [oracle.make_block(oracle.make_schema(), 5, 1, np.random.default_rng(0))])
-    assert ran == [5, "waited"]
+    bucket = EagerBucket(lambda: ran.append("issued"), stream)
+    bucket.run(1)
+    assert ran == ["issued", "waited"]
     assert not bucket.ahead
+
+
+@pytest.mark.parametrize("in_c", [False, True])
+def test_batches_run_in_c_where_all_buckets_are_captured(staging, captured, in_c, monkeypatch):
+    made = []
+    monkeypatch.setattr(cuda_bucket, "replay_batches", lambda *given, **_: made.append(given) or ("in C" if in_c else None))
+    scores = np.random.default_rng(0).random((64, 1), np.float32)
+    ready = {16: captured.make(11), 64: captured.make(12, ahead=True)}
+    buckets = LaneBuckets(ready, {16: captured.make(13)}, staging, None, scores, 22)
+    run = batch_runner(buckets)
+    assert made[0][0] == [(16, 11, False, 13), (64, 12, True, 0)]
+    assert made[0][1] == 22
+    if in_c:
+        assert run == "in C"
+        eager = EagerBucket(lambda: captured.ran.append((12, done_words(60))), Mock())
+        run = batch_runner(replace(buckets, ready=ready | {64: eager}))
+    schema, rng = oracle.make_schema(), np.random.default_rng(0)
+    cases = (5, 2, False, 11), (5, 2, True, 13), (5, 20, True, 11), (60, 1, False, 12), (60, 1, True, 12)
+    for rows, contexts, wanted, handle in cases:
+        staging.block.request_of_row[:] = 7
+        result = run([oracle.make_block(schema, rows, contexts, rng)], wanted)
+        assert captured.ran.pop() == (handle, done_words(rows))
+        assert result.bucket == (16 if rows < 16 else 64)
+        np.testing.assert_array_equal(result.scores, scores[:rows])
+        assert not np.shares_memory(result.scores, scores)
+        assert (staging.block.request_of_row[rows : result.bucket] == -1).all()
+    for blocks, words in (([], "batch rows: got 0"), ([oracle.make_block(schema, 65, 1, rng)], "batch rows: got 65")):
+        with pytest.raises(InputError, match=words):
+            run(blocks, False)
+    assert not captured.ran
 
 
 @pytest.fixture(scope="module", params=["auto", "breadth_first"])

@@ -4,20 +4,19 @@ import ctypes
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dpiframe_core.features.block_layout import BlockLayout
-from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.row_block import BatchResult, RowBlock
 from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.id_record import IdRecord
 from kernels.runtime import c_build
-from kernels.runtime.replay import replay_batch
+from kernels.runtime.replay import replay_batches
 
 pytestmark = pytest.mark.skipif(c_build.request_extension() is None, reason="there is no C compiler, or no headers of Python")
 LAYOUT = BlockLayout(IdRecord((4, 2)), IdRecord((4, 2, 1)), 1, 2)
@@ -96,6 +95,13 @@ def library(tmp_path_factory):
     return ctypes.CDLL(str(folder / "driver.so"))
 
 
+def batches(library, where, graphs=((64, 1, False, 0),), *, done=None, beside=(None, 0), threads=0, layout=LAYOUT):
+    """A lane's function of batches. Its scores are the rows' numbers."""
+    rows = graphs[-1][0] or 1
+    scores = np.arange(rows, dtype=np.float32)[:, None]
+    return replay_batches(graphs, 2, done, where, beside, layout, scores, BatchResult, threads=threads, cuda=library)
+
+
 def block_of(rows, contexts, seed):
     rng = np.random.default_rng(seed)
     block = RowBlock.allocate(LAYOUT, rows, contexts)
@@ -142,11 +148,11 @@ class Staged:
     def told(self):
         return list((ctypes.c_int * 100000).in_dll(self.library, "told"))[: self["count"]]
 
-    def run(self, words=1, done=None, threads=0):
+    def run(self, done=None, threads=0):
         where = self.stage.buffer, self.stage.places, LAYOUT.sections
         beside = (self.beside, 4) if self.carries else (None, 0)
-        run = replay_batch(1, 2, done, self.bucket, where, beside, ahead=self.ahead, threads=threads, cuda=self.library)
-        run(words, self.blocks)
+        graphs = [(self.bucket, 1, self.ahead, 0)]
+        return batches(self.library, where, graphs, done=done, beside=beside, threads=threads)(self.blocks, False)
 
     def check(self):
         at_launch = -1 if self.ahead else sum(b.rows for b in self.blocks)
@@ -165,8 +171,9 @@ def test_what_is_staged_for_a_launch_is_what_fill_stages_and_no_row_is_told_of_t
         block = block_of(rows, contexts, seed)
         blocks.append(block.window(seed % rows // 2, rows) if window and rows > 1 else block)
     rows = sum(b.rows for b in blocks)
-    bucket = max(rows + more, 1)
-    staged = Staged(library, blocks, bucket, max(bucket, sum(b.contexts for b in blocks)) + room, ahead)
+    bucket = max(rows, sum(b.contexts for b in blocks)) + more
+    assume(rows)
+    staged = Staged(library, blocks, bucket, bucket + room, ahead)
     staged.run()
     staged.check()
     *before, last = staged.told
@@ -213,7 +220,7 @@ def test_threads_that_help_begin_while_the_graph_is_launched(tmp_path, threads, 
     block.candidate_ids[:] = 1
     ctypes.c_void_p.in_dll(cuda, "last").value = own.buffer.ctypes.data + own.places[2] + own.candidate_ids.size - 1
     where = own.buffer, own.places, LAYOUT.sections
-    replay_batch(1, 2, None, 20_000, where, ahead=True, threads=threads, cuda=cuda)(1, [block])
+    batches(cuda, where, [(20_000, 1, True, 0)], threads=threads)([block], False)
     assert ctypes.c_int.in_dll(cuda, "came").value == came
     assert (own.candidate_ids == 1).all()
 
@@ -232,10 +239,10 @@ def test_large_batches_of_several_lanes_are_staged_at_once(tmp_path):
         own.header[HeaderWord.STAGED_CONTEXTS] = sum(b.contexts for b in block)
 
     def stage(own, block):
-        run = replay_batch(1, 2, None, rows, (own.buffer, own.places, LAYOUT.sections), ahead=False, threads=3, cuda=cuda)
+        run = batches(cuda, (own.buffer, own.places, LAYOUT.sections), [(rows, 1, False, 0)], threads=3)
         for _ in range(10):
             own.buffer[64:] = 0xA5
-            run(1, block)
+            run(block, False)
             assert own.buffer.tobytes() == want_of[id(own)].buffer.tobytes()
 
     want_of = {id(own): want for own, want in zip(stages, wanted, strict=True)}
@@ -245,7 +252,7 @@ def test_large_batches_of_several_lanes_are_staged_at_once(tmp_path):
 
 def test_words_that_the_device_writes_are_waited_for_as_ever(library):
     staged = Staged(library, [block_of(20, 1, 0)], 64, 64)
-    staged.run(3, np.zeros(8, np.int32))  # which nobody writes, so that the driver's wait ends it
+    staged.run(np.zeros(8, np.int32))  # which nobody writes, so that the driver's wait ends it
     staged.check()
     assert staged["waits"] == 1
 
@@ -263,23 +270,32 @@ def test_a_launch_that_is_refused_is_raised_and_leaves_the_rows_staged(library):
 
 
 def cut(block):
-    return SimpleNamespace(rows=9, contexts=1, base=0, buffer=block.buffer[:-64], places=block.places)
+    return SimpleNamespace(rows=9, contexts=1, base=0, buffer=block.buffer[:-64], places=block.places, layout=LAYOUT)
 
 
 GOOD = block_of(9, 1, 0)
+STRAY = block_of(9, 2, 0)
+STRAY.request_of_row[[0, 1]] = 1, -1
 FAULTS = {
-    "no block": (AttributeError, "no attribute 'rows'", {"blocks": [GOOD, None]}),
+    "no block": (AttributeError, "no attribute 'layout'", {"blocks": [GOOD, None]}),
     "no blocks": (TypeError, "not iterable", {"blocks": None}),
     "a block that ends too soon": (ValueError, "expected some of", {"blocks": [GOOD, cut(GOOD)]}),
-    "more rows than the bucket": (ValueError, "batch: got 9 rows, expected at most 8", {"bucket": 8}),
+    "more rows than the largest bucket": (
+        ValueError,
+        "batch: got 9 rows of 1 contexts, expected 1 to 8 of each",
+        {"bucket": 8},
+    ),
+    "no rows": (ValueError, "batch: got 0 rows of 0 contexts, expected 1 to 64", {"blocks": []}),
+    "more contexts": (ValueError, "batch: got 9 rows of 70 contexts", {"blocks": [block_of(9, 70, 0)]}),
+    "another layout": (ValueError, "block: got layout BlockLayout", {"blocks": [GOOD, RowBlock.allocate(WIDE, 1)]}),
+    "a row of no context": (ValueError, "block: got rows of contexts -1 to 1, expected 0 to 1", {"blocks": [GOOD, STRAY]}),
     "a bucket beyond the memory": (ValueError, "expected some of", {"bucket": 4000}),
     "no bucket": (TypeError, "integer", {"bucket": None}),
     "memory at no whole words": (ValueError, "expected it at whole words", {"shift": 1}),
     "memory without a header": (ValueError, "got bytes 0 to 64, expected some of 63", {"size": 63, "blocks": []}),
     "five places": (TypeError, "expected a tuple of six offsets", {"places": GOOD.places[:5]}),
     "a section that is none": (ValueError, "expected 1 to 4", {"sections": ((5, 8),)}),
-    "no words": (ValueError, "words: got 0, expected 1 to 8", {"words": 0}),
-    "more words than there are": (ValueError, "words: got 9, expected 1 to 8", {"words": 9}),
+    "more words than there are": (ValueError, "words: got 2, expected 1 to 1", {"words": 1}),
 }
 
 
@@ -288,15 +304,15 @@ def test_what_cannot_be_a_batch_is_refused_before_the_launch(library, fault):
     """The header stays as it was, as a lookup that it left waiting would wait for ever; and no reference is kept."""
     error, message, change = FAULTS[fault]
     staged = Staged(library, [GOOD], 64, 64)
-    done, memory = np.zeros(8, np.int32), staged.stage.buffer
+    done, memory = np.zeros(change.get("words", 8), np.int32), staged.stage.buffer
     shift, size = change.get("shift", 0), change.get("size", memory.size)
     where = memory[shift:size], change.get("places", staged.stage.places), change.get("sections", LAYOUT.sections)
     before = memory.tobytes()
-    batches = partial(replay_batch, 1, 2, done, stage=where, ahead=True, cuda=library)
+    graphs = [(change.get("bucket", 64), 1, True, 0)]
 
     def call():
         with pytest.raises(error, match=message):
-            batches(change.get("bucket", 64))(change.get("words", 1), change.get("blocks", [GOOD]))
+            batches(library, where, graphs, done=done)(change.get("blocks", [GOOD]), False)
 
     call()
     held = [GOOD, GOOD.buffer, GOOD.places, *where]
@@ -308,18 +324,17 @@ def test_what_cannot_be_a_batch_is_refused_before_the_launch(library, fault):
     assert staged["launches"] == 0
 
 
-def test_a_function_of_batches_takes_words_and_blocks(library):
-    where = GOOD.buffer, GOOD.places, LAYOUT.sections
-    run = replay_batch(1, 2, None, 64, where, ahead=False, cuda=library)
+def test_a_function_of_batches_takes_blocks_and_whether_they_are_copied(library):
+    run = batches(library, (GOOD.buffer, GOOD.places, LAYOUT.sections))
     with pytest.raises(TypeError, match="arguments: got 1, expected 2"):
-        run(1)
+        run([GOOD])
     assert sys.getrefcount(run) == 2
 
 
 def test_the_memory_is_held_as_long_as_the_function(library):
     memories = bytearray(GOOD.buffer.size), bytearray(64)
     where = memories[0], GOOD.places, LAYOUT.sections
-    run = replay_batch(1, 2, None, 64, where, (memories[1], 4), ahead=False, cuda=library)
+    run = batches(library, where, beside=(memories[1], 4))
     for memory in memories:
         with pytest.raises(BufferError):
             memory.clear()
@@ -338,10 +353,11 @@ def test_staging_keeps_no_reference_to_what_it_read(library):
 
 
 def test_what_is_no_replay_is_refused():
+    replay_batches = c_build.request_extension().replay_batches
     with pytest.raises(ValueError, match="replay: got 3 bytes, expected 48"):
-        c_build.request_extension().replay_batch(b"abc", 1, 64, True, 0, bytearray(64), GOOD.places, (), None, 0)
-    with pytest.raises(TypeError, match="arguments: got 2, expected 10"):
-        c_build.request_extension().replay_batch(bytes(48), 1)
+        replay_batches(b"abc", 1, ((64, 1, True, 0),), 0, bytearray(64), GOOD.places, (), None, 0, LAYOUT, [], BatchResult)
+    with pytest.raises(TypeError, match="arguments: got 2, expected 12"):
+        replay_batches(bytes(48), 1)
 
 
 @pytest.mark.parametrize(("prefix", "layout"), [(12, LAYOUT), (2, LAYOUT), (0, CANDIDATES), (64, WIDE)])
@@ -350,19 +366,13 @@ def test_what_rows_cannot_carry_is_refused(library, prefix, layout):
     block = RowBlock.allocate(layout, 2)
     where = block.buffer, block.places, layout.sections
     with pytest.raises(ValueError, match=f"carried: got {prefix} bytes of ids"):
-        replay_batch(1, 2, None, 64, where, (bytearray(64), prefix), ahead=False, cuda=library)
+        batches(library, where, beside=(bytearray(64), prefix), layout=layout)
 
 
-def test_rows_of_no_context_are_refused_and_of_one_that_is_not_there_carry_the_first_ones(library):
-    none, wild = RowBlock.allocate(LAYOUT, 2, 0), block_of(3, 2, 1)
-    staged = Staged(library, [block_of(1, 1, 2)], 8, 8)
-    staged.blocks = [none]
+def test_rows_of_no_context_are_refused(library):
+    staged = Staged(library, [RowBlock.allocate(LAYOUT, 2, 0)], 8, 8)
     with pytest.raises(ValueError, match="block: got 2 rows of no context"):
         staged.run()
-    wild.request_of_row[:] = 0, 99, -7
-    staged.blocks = [wild]
-    staged.run()
-    assert (staged.beside[:3, :4] == wild.context_ids[0, :4]).all()
 
 
 def test_more_rows_than_there_is_room_beside_are_refused(library):
@@ -375,7 +385,7 @@ def test_more_rows_than_there_is_room_beside_are_refused(library):
 
 def test_without_c_there_is_none(monkeypatch):
     monkeypatch.setattr(c_build, "request_extension", lambda: None)
-    assert replay_batch(1, 2, None, 64, (GOOD.buffer, GOOD.places, ()), ahead=True) is None
+    assert batches(None, (GOOD.buffer, GOOD.places, ())) is None
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=70), st.integers(0, 7))

@@ -1,0 +1,159 @@
+"""A lane's batches run in one call of C, against a CUDA of Python functions: which graph each runs on, and what comes back."""
+
+import ctypes
+import gc
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import BatchResult, RowBlock
+from dpiframe_core.operators.workspace import done_words
+from kernels.lookup.batch_header import HeaderWord
+from kernels.lookup.id_record import IdRecord
+from kernels.runtime import c_build
+from kernels.runtime.replay import replay_batches
+
+pytestmark = pytest.mark.skipif(c_build.request_extension() is None, reason="there is no C compiler, or no headers of Python")
+LAYOUT = BlockLayout(IdRecord((4, 2)), IdRecord((4, 1)), 1, 2)
+MOST = 64
+GRAPHS = (8, 11, False, 0), (16, 12, True, 0), (MOST, 13, True, 23)
+
+
+class Lane:
+    """Its memory, and what was launched: handles, and what the header told then."""
+
+    def __init__(self, graphs=GRAPHS, done=None, launch=lambda: None, tasks=2, **given):
+        self.stage = RowBlock.allocate(LAYOUT, MOST, MOST)
+        self.beside = np.zeros((MOST, LAYOUT.carried_bytes), np.uint8)
+        self.scores = np.random.default_rng(0).random((MOST, tasks), np.float32)
+        self.launched, self.waits, self.launch = [], 0, launch
+        pointer = ctypes.c_void_p
+        self.cuda = SimpleNamespace(
+            cudaGraphLaunch=ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer)(self._launch),
+            cudaStreamSynchronize=ctypes.CFUNCTYPE(ctypes.c_int, pointer)(self._wait),
+            cudaGetErrorString=ctypes.CFUNCTYPE(pointer, ctypes.c_int)(lambda code: 0),
+        )
+        own = {"layout": LAYOUT, "scores": self.scores, "result": BatchResult, **given}
+        where = self.stage.buffer, self.stage.places, LAYOUT.sections
+        beside = self.beside, LAYOUT.context_ids.prefix_bytes
+        self.run = replay_batches(graphs, 2, done, where, beside, **own, cuda=self.cuda)
+
+    def _launch(self, handle, _stream):
+        self.launched.append((handle, int(self.stage.header[HeaderWord.STAGED_ROWS])))
+        self.launch()
+        return 0
+
+    def _wait(self, _stream):
+        self.waits += 1
+        return 0
+
+
+def block_of(rows, contexts=1, seed=0):
+    rng = np.random.default_rng(seed)
+    block = RowBlock.allocate(LAYOUT, rows, contexts)
+    block.buffer[64:] = rng.integers(0, 256, block.buffer.size - 64)
+    block.request_of_row[:] = np.sort(rng.integers(0, contexts, rows))
+    return block
+
+
+@pytest.mark.parametrize(
+    ("rows", "handle", "bucket", "ahead"),
+    [((1,), 11, 8, False), ((5, 3), 11, 8, False), ((9,), 12, 16, True), ((9, 8), 13, 64, True), ((64,), 13, 64, True)],
+)
+def test_a_batch_runs_on_the_smallest_graph_that_holds_it(rows, handle, bucket, ahead):
+    lane, count = Lane(), sum(rows)
+    result = lane.run([block_of(n, seed=n) for n in rows], False)
+    assert lane.launched == [(handle, -1 if ahead else count)]
+    assert type(result) is BatchResult
+    assert result.bucket == bucket
+    assert 0 < result.device_ms < 60_000
+    np.testing.assert_array_equal(result.scores, lane.scores[:count])
+    assert result.scores.flags.owndata
+    assert lane.stage.request_of_row[count : bucket + 1].tolist() == [-1] * (bucket - count) + [0] * (bucket < MOST)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "copied", "handle", "told"),
+    [(1, True, 23, 40), (64, True, 23, 40), (1, False, 13, -1)],
+)
+def test_rows_are_copied_first_where_that_is_wanted_and_then_staged_before_the_launch(contexts, copied, handle, told):
+    lane = Lane()
+    lane.run([block_of(40, contexts)], copied)
+    assert lane.launched == [(handle, told)]
+    lane.run([block_of(9)], copied)
+    assert lane.launched[1:] == [(12, -1)]
+
+
+def test_no_more_contexts_are_copied_than_rows():
+    lane = Lane(((8, 11, False, 21), (MOST, 13, False, 0)))
+    for contexts, handle in ((8, 21), (9, 11)):
+        lane.run([block_of(3, contexts)], True)
+        assert lane.launched.pop()[0] == handle
+
+
+def test_a_block_of_an_equal_layout_is_one_of_the_same():
+    lane, block = Lane(), block_of(3)
+    block.layout = BlockLayout(IdRecord((4, 2)), IdRecord((4, 1)), 1, 2)
+    assert len(lane.run([block], False).scores) == 3
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 64])
+def test_a_call_ends_when_the_words_of_its_rows_have_come(rows):
+    done, words = np.full(done_words(MOST), 6, np.uint32), done_words(rows)
+
+    def write(count):
+        done[:count] = done[0] + 1
+
+    lane = Lane(done=done, launch=lambda: write(words))
+    lane.run([block_of(rows)], False)
+    assert lane.waits == 0
+    lane = Lane(done=done, launch=lambda: write(words - 1))
+    lane.run([block_of(rows)], False)
+    assert lane.waits == 1
+
+
+def test_a_row_whose_context_somebody_changes_meanwhile_carries_the_first_one():
+    """Blocks lie in memory that another process may write to."""
+    block = block_of(12, 2)
+    lane = Lane(launch=lambda: block.request_of_row.__setitem__(slice(3), (0, 99, -7)))
+    lane.run([block], False)
+    prefix = LAYOUT.context_ids.prefix_bytes
+    assert (lane.beside[:3, :prefix] == block.context_ids[0, :prefix]).all()
+
+
+def test_nothing_that_a_lane_runs_with_is_kept():
+    block = block_of(3)
+    lane = Lane()
+    held = [block, block.layout, lane.scores, lane.stage.buffer, BatchResult, GRAPHS]
+    gc.collect()
+    before = [sys.getrefcount(each) for each in held]
+    for _ in range(20):
+        lane.run((block,), False)
+        Lane(scores=lane.scores)
+    gc.collect()
+    assert [sys.getrefcount(each) for each in held] == before
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"graphs": ()}, TypeError, "graphs: expected a tuple of at least one"),
+        ({"graphs": ((8, 11, False),)}, TypeError, "graphs: expected tuples of four"),
+        ({"graphs": ((8, 11, False, 0), (8, 12, False, 0))}, ValueError, "graphs: got 8 rows behind 8"),
+        ({"graphs": ((0, 11, False, 0),)}, ValueError, "graphs: got 0 rows behind 0"),
+        ({"graphs": ((2**31, 11, False, 0),)}, ValueError, "graphs: got 2147483648 rows"),
+        ({"result": list}, TypeError, "result: expected a type of tuples"),
+        ({"result": BatchResult(np.zeros((1, 1), np.float32), 0.0, 1)}, TypeError, "result: expected a type of tuples"),
+    ],
+)
+def test_what_is_no_lane_is_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        Lane(**change)
+
+
+def test_scores_that_cannot_be_copied_are_an_error_of_the_call():
+    with pytest.raises(TypeError):
+        Lane(scores=7).run([block_of(1)], False)
