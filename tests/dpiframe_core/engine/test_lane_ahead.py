@@ -272,7 +272,7 @@ def test_a_lane_goes_on_after_blocks_that_cannot_be_staged_and_after_replays(eng
     own = ahead._pool.lanes[0]
     block = oracle.make_block(ahead.schema, 3000, 5, np.random.default_rng(0))
     want = plain.run_batch([block]).scores
-    torn = SimpleNamespace(rows=10, contexts=1, base=0, buffer=block.buffer[:64], places=block.places)
+    torn = RowBlock(block.layout, 10, 1, block.buffer[:64], block.places)
     for _ in range(3):
         assert np.array_equal(own.run([block]).scores, want)
         with pytest.raises(ValueError, match="expected some of 64"):

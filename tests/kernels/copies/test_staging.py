@@ -184,9 +184,9 @@ def test_what_is_staged_for_a_launch_is_what_fill_stages_and_no_row_is_told_of_t
 
 def test_a_device_sees_the_rows_come(library):
     """Here a thread, which may not get a core in time: one run in which it did is enough."""
-    blocks = [block_of(20_000, 3, 1), block_of(300, 300, 2)]
-    for _ in range(200):
-        staged = Staged(library, blocks, 20_480, 20_480)
+    blocks = [block_of(100_000, 3, 1), block_of(300, 300, 2)]
+    for _ in range(100):
+        staged = Staged(library, blocks, 100_480, 100_480)
         staged.run()
         staged.check()
         if len(set(staged.told)) > 4:
