@@ -144,7 +144,7 @@ def large(results: Results) -> list[str]:
         where += f", {files * 2**20 / 1e9:.0f} GB in files" if files else ""
         times = [us(r["p50_us"]), us(r["p99_us"]), f"{r['rows_per_s'] * r['cell']['gpus'] / 1e6:.1f}"]
         rows.append([f"{r['table_bytes'] / 1e9:.0f} GB", f"{r['all_rows'] / 1e6:.0f} M", where, tiers, rows_a_call, *times])
-    head = ["tables", "rows of them", "lie in", "reads", "rows a call", "p50 us", "p99 us", "M rows/s, both GPUs"]
+    head = ["tables", "rows of them", "lie in", "reads", "rows a call", "p50 us", "p99 us", "M rows/s, all GPUs"]
     return table(head, rows, figures=4)
 
 
@@ -195,7 +195,8 @@ def _shared(results: Results) -> Iterator[tuple[str, Figure]]:
     dims, poolings = (sorted({key[i] for key in cells}) for i in (1, 3))
     sizes = sorted({key[2] for key in cells})
     most = sizes[-2] if len(sizes) > 1 else sizes[0]
-    title = f"A lookup of {most} tables whose rows two GPUs share (median of a call, microseconds)"
+    gpus = {2: "two", 4: "four"}.get(count := max(key[0] for key in cells), count)
+    title = f"A lookup of {most} tables whose rows {gpus} GPUs share (median of a call, microseconds)"
     figure, axes = panels.grid(title, len(poolings), rows=len(dims))
     for a, (dim, pooling) in zip(axes, ((d, p) for d in dims for p in poolings), strict=True):
         own = {key[4]: cell for key, cell in cells.items() if key[1:4] == (dim, most, pooling)}

@@ -128,7 +128,7 @@ def test_nothing_is_written_if_a_text_cannot_be_made(tmp_path: Path, monkeypatch
 
 def test_the_report_of_partial_records_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = copied(tmp_path, monkeypatch)
-    for folder in ("h200", "h100", "h100x2", "h200x2", "cpu-amd", "h200-all-peers"):
+    for folder in ("h200", "h100", "h100x2", "h200x2", "h200x4", "cpu-amd", "h200-all-peers"):
         shutil.rmtree(results / folder)
     latency = json.loads((results / "cpu" / "latency.json").read_text())
     latency["records"] = [r for r in latency["records"] if (r["model"], r["batch"], r["system"]) != ("dcn", 64, "compile")]

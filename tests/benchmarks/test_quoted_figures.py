@@ -39,8 +39,6 @@ QUOTED: list[tuple[str, Callable[[], str]]] = [
             f"(`latency-tf32.json`)"
         ),
     ),
-    ("engine", lambda: f"a whole call ({one('ablation', 'p50_us', system='waves', **DCNV2):.1f} us, `ablation.json`)"),
-    ("engine", lambda: f"from C on ({one('first_op', 'p50_us', system='waves', **DCNV2):.1f} us, `first_op.json`)"),
     (
         "engine",
         lambda: (
