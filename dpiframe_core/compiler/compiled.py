@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import tee
 from typing import Any, get_args
 
 import numpy as np
@@ -136,9 +137,10 @@ def compile_module(
     output: Output = None,
     logits: bool = False,
     absent: Mapping[str, int] | None = None,
+    traced: Iterator[Trace] | None = None,
 ) -> Compiled:
     """See `dpiframe_core.compile`. `absent`: of features of several values the id that the module gets for an absent one,
-    where neither it nor the schema says so.
+    where neither it nor the schema says so. `traced`: of `table_sizes`, of this module with these features.
     """
     for what, given, kind in (("module", module, nn.Module), ("schema", schema, FeatureSchema), ("example", example, Mapping)):
         if not isinstance(given, kind):
@@ -150,7 +152,7 @@ def compile_module(
             raise InputError(f"module.{where}", f"{p.dtype} on {p.device}", "float32 on the CPU")
     scored = Scored(module, list(example), call, output, logits)
     with evaluating(module):
-        lowering, lookups, result = _lowered(scored, schema, example, absent)
+        lowering, lookups, result = _lowered(traced or traces(scored, [*example.values()]), schema, example, absent)
         rows = result.count
         output_value = lowering.emitter.run(result)
         graph, dense = tidied(lowering.emitter, lookups, output_value)
@@ -169,25 +171,27 @@ def compile_module(
 
 def table_sizes(
     module: nn.Module, schema: FeatureSchema, example: Mapping[str, torch.Tensor], call: Call, absent: Mapping[str, int]
-) -> dict[str, tuple[int, int]]:
-    """Rows and dim, as the module has them, of each table that it reads; those of the schema need only be wide enough.
+) -> tuple[dict[str, tuple[int, int]], Iterator[Trace]]:
+    """Rows and dim, as the module has them, of each table that it reads; those of the schema need only be wide enough. And what
+    it is traced as, for `compile_module`: most of the time goes there.
 
     Raises:
         InputError: as of `compile_module`, but for sizes.
     """
+    traced, again = tee(traces(Scored(module, list(example), call, None, False), [*example.values()]))
     with evaluating(module):
-        _, lookups, _ = _lowered(Scored(module, list(example), call, None, False), schema, example, absent)
-    return {name: (lookups.rows(name), sum(p.width for p in parts)) for name, parts in lookups.parts.items()}
+        _, lookups, _ = _lowered(traced, schema, example, absent)
+    return {name: (lookups.rows(name), sum(p.width for p in parts)) for name, parts in lookups.parts.items()}, again
 
 
 def _lowered(
-    scored: Scored, schema: FeatureSchema, example: Mapping[str, torch.Tensor], absent: Mapping[str, int] | None
+    traced: Iterable[Trace], schema: FeatureSchema, example: Mapping[str, torch.Tensor], absent: Mapping[str, int] | None
 ) -> tuple[Lowering, Lookups, Strided]:
     """What a module reads and computes, and its scores."""
     values = raw_columns(schema, example)
-    for traced in traces(scored, list(example.values())):
+    for one in traced:
         try:
-            return _through(traced, schema, values, absent or {})
+            return _through(one, schema, values, absent or {})
         except InputError as error:
             refused = error
     raise refused

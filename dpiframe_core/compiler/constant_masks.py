@@ -29,6 +29,10 @@ _MORE_VIEWS = "view_as narrow select unbind split chunk movedim swapaxes as_stri
 _VIEWS = _OF_MASKS.union(_MORE_VIEWS.split())
 _IN_PLACE = re.compile(r".*[^_]_|__setitem__|__i(and|or|xor|add|sub|mul|div|truediv|floordiv|mod|pow|lshift|rshift)__")
 _MOST = 1 << 20  # elements of one that is worked out
+# What torch itself asks of a tensor, most calls of a trace: no values go in or come out.
+_METHODS = "size stride storage_offset untyped_storage numel dim is_conj is_neg is_inference _is_view".split()
+_ATTRIBUTES = "shape dtype device layout is_leaf is_sparse is_quantized requires_grad".split()
+_ASKED = {getattr(Tensor, name) for name in _METHODS} | {getattr(Tensor, name).__get__ for name in _ATTRIBUTES}
 
 
 @contextmanager
@@ -70,6 +74,8 @@ class _ByPosition(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named, name = kwargs or {}, getattr(func, "__name__", "")
+        if func in _ASKED:
+            return func(*args, **named)
         if func is torch.masked_select or func is Tensor.masked_select:
             given: Any = (*args, *named.values())
             x, mask = given[0], self._mask(given[1])

@@ -1,6 +1,6 @@
 """A module of the user's own, of a library that keeps features in code alone: made by a file of Python, features by a spec."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpiframe_core.compiler.compiled import compile_module, table_sizes
 from dpiframe_core.compiler.examples import Call, Scored
+from dpiframe_core.compiler.trace import Trace
 from dpiframe_core.errors import InputError, listed
 from dpiframe_core.features.examples import sample_columns
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric
@@ -46,10 +47,10 @@ def _made(checkpoint: Path, spec: Path, source: str) -> tuple[SpecFile, nn.Modul
 
 def own_model(library: str, name: str, module: nn.Module, file: SpecFile, call: Call) -> SourceModel:
     """A module with its weights, of the features of a spec. Raises as `compile_module`."""
-    schema = _schema(file, module, call)
+    schema, traced = _schema(file, module, call)
     columns = sample_columns(schema, _ROWS)
     values = {f.name: _value(f, columns[f.name]) for f in schema.features}
-    compiled = compile_module(module, schema, values, call=call, absent=_absent(schema))
+    compiled = compile_module(module, schema, values, call=call, absent=_absent(schema), traced=traced)
     tasks = file.spec.tasks or compiled.tasks
     count = len(compiled.tasks)
     if not count == len(tasks) == len(set(tasks)):
@@ -94,9 +95,9 @@ def _in_columns(module: nn.Module, file: SpecFile) -> SpecFile:
     return replace(file, spec=file.spec.model_copy(update={"features": own}))  # the module pools, whatever the spec says
 
 
-def _schema(file: SpecFile, module: nn.Module, call: Call) -> FeatureSchema:
+def _schema(file: SpecFile, module: nn.Module, call: Call) -> tuple[FeatureSchema, Iterator[Trace]]:
     """Tables as large as what the module reads for a feature: all its embeddings side by side, but those of one column, where
-    there are wider ones, which are first-order weights.
+    there are wider ones, which are first-order weights. And the trace that says so.
 
     A list stays one, which the module pools as it will, unless the spec says otherwise.
     """
@@ -112,9 +113,9 @@ def _schema(file: SpecFile, module: nn.Module, call: Call) -> FeatureSchema:
     rows = 1 + max([f.oov_id or 0 for f in sparse.values()] + [f.missing_id or 0 for f in sparse.values()], default=0)
     largest = of(dict.fromkeys(tables, (rows, _WIDEST)) | {f"{table}.w": (rows, 1) for table in tables})
     zeros = {f.name: _value(f, np.zeros((2, f.max_values), np.float32)) for f in largest.features}
-    found = table_sizes(module, largest, zeros, call, _absent(largest))
+    found, traced = table_sizes(module, largest, zeros, call, _absent(largest))
     narrow = {table: found.pop(f"{table}.w") for table in tables if table not in found and f"{table}.w" in found}
-    return of(found | narrow)
+    return of(found | narrow), traced
 
 
 def _value(f: Categorical | Numeric, column: "np.ndarray[tuple[int, int], np.dtype[Any]]") -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dpiframe_core.compiler.compiled import _lowered
+from dpiframe_core.compiler.trace import traces
 from dpiframe_core.compiler.examples import Scored
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.operators.generic.aten_functions import AtenOperator
@@ -33,7 +34,7 @@ class Lowered:
         feature = Categorical(name="row", values="int", encoder=Identity(), table="rows", missing_id=0)
         schema = FeatureSchema(features=(feature,), tables=(Table(name="rows", rows=3, dim=torch.Size(sizes).numel()),))
         scored = Scored(_Of(function, sizes).eval(), ["row"], "keywords", None, False)
-        lowering, _, self.result = _lowered(scored, schema, {"row": torch.arange(3)}, None)
+        lowering, _, self.result = _lowered(traces(scored, [torch.arange(3)]), schema, {"row": torch.arange(3)}, None)
         self._nodes, self._params = lowering.emitter.nodes, lowering.emitter.params
         self.ops = [n.attrs.aten.op if n.op == "aten" else n.op for n in self._nodes]
 
