@@ -30,9 +30,9 @@ _VIEWS = _OF_MASKS.union(_MORE_VIEWS.split())
 _IN_PLACE = re.compile(r".*[^_]_|__setitem__|__i(and|or|xor|add|sub|mul|div|truediv|floordiv|mod|pow|lshift|rshift)__")
 _MOST = 1 << 20  # elements of one that is worked out
 # What torch itself asks of a tensor, most calls of a trace: no values go in or come out.
-_METHODS = "size stride storage_offset untyped_storage numel dim is_conj is_neg is_inference _is_view".split()
-_ATTRIBUTES = "shape dtype device layout is_leaf is_sparse is_quantized requires_grad".split()
-_ASKED = {getattr(Tensor, name) for name in _METHODS} | {getattr(Tensor, name).__get__ for name in _ATTRIBUTES}
+_METHODS = "size stride storage_offset untyped_storage numel dim is_conj is_neg is_inference _is_view"
+_ATTRIBUTES = "shape dtype device layout is_leaf is_sparse is_quantized requires_grad"
+_ASKED = {getattr(Tensor, name) for name in _METHODS.split()} | {getattr(Tensor, n).__get__ for n in _ATTRIBUTES.split()}
 
 
 @contextmanager

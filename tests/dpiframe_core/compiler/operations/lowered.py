@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from dpiframe_core.compiler.compiled import _lowered
-from dpiframe_core.compiler.trace import traces
 from dpiframe_core.compiler.examples import Scored
+from dpiframe_core.compiler.trace import traces
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.operators.generic.aten_functions import AtenOperator
 from dpiframe_core.operators.generic.windows import window
