@@ -6,6 +6,7 @@ that a page cannot make itself are made here.
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from dpiframe_core.importers.fuxictr.run import IMPORTED
 from dpiframe_core.importers.recbole.checkpoint import SEQUENTIAL
 from dpiframe_core.importers.recbole.models import MODELS as RECBOLE
 from dpiframe_core.importers.rechub import _MODELS as RECHUB
+from tests.deployments.command import dpiframe_here
 from tests.docs.test_readme import FENCE, ROOT
 from tests.dpiframe_core.importers.peers import RUNS, library
 from tests.dpiframe_core.importers.recbole.cases import BY_NAME
@@ -26,6 +28,7 @@ from tests.dpiframe_core.importers.recbole.test_recbole import stored_files
 from tests.dpiframe_core.importers.test_dlrm import Facebook, TorchRec
 
 PAGES = sorted((ROOT / "docs").glob("import-*.md"))
+STARTED = "import-fuxictr"  # its command is a process as a user starts it; those of the others are of the same `dpiframe import`
 LIBRARIES = {"import-deepctr-torch": "deepctr_torch", "import-torch-rechub": "torch_rechub"}
 RUN = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-W", "ignore", "-c"]}
 
@@ -64,10 +67,15 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
         if named:
             (tmp_path / named).write_text(match["code"])
         elif match["reason"] is None:
-            done = subprocess.run(
-                [*RUN[match["language"]], match["code"]], cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True,
-                timeout=200, check=False,
-            )  # fmt: skip
+            if match["language"] == "bash" and page.stem != STARTED:
+                name, *arguments = shlex.split(match["code"])
+                assert name == "dpiframe"
+                done = dpiframe_here(*arguments, cwd=tmp_path)
+            else:
+                done = subprocess.run(
+                    [*RUN[match["language"]], match["code"]], cwd=tmp_path, env=os.environ | paths, capture_output=True,
+                    text=True, timeout=200, check=False,
+                )  # fmt: skip
             assert done.returncode == 0, f"{match['code']}\n{done.stdout}\n{done.stderr}"
             ran += 1
     assert ran >= 1
