@@ -252,7 +252,7 @@ def on_host(monkeypatch, run_folder):
     host_cuda.put_under(monkeypatch, chain_module, run_folder)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("tasks", [1, 3])

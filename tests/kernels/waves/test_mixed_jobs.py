@@ -66,6 +66,7 @@ class Drawn:
         self._add(FmJob(8, 4, 8), x, self._out(1, torch.float32), want, 100 * torch.ones_like(want))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("seed", range(4))
