@@ -28,7 +28,7 @@ from tests.dpiframe_core.importers.recbole.test_recbole import stored_files
 from tests.dpiframe_core.importers.test_dlrm import Facebook, TorchRec
 
 PAGES = sorted((ROOT / "docs").glob("import-*.md"))
-STARTED = "import-fuxictr"  # its command is a process as a user starts it; those of the others are of the same `dpiframe import`
+STARTED = "import-fuxictr"  # its `dpiframe import` is a process, as a user starts it; those of the others run here
 LIBRARIES = {"import-deepctr-torch": "deepctr_torch", "import-torch-rechub": "torch_rechub"}
 RUN = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-W", "ignore", "-c"]}
 

@@ -57,13 +57,14 @@ def test_a_models_function_scores_raw_rows_as_the_library_did(tmp_path, case, mo
     np.testing.assert_allclose(source.reference(block), expected, rtol=0, atol=1e-5)
 
 
-# One of each model, and the one with a call that none of those has: together they have every operator of all.
-OF_RUN = {"apg-dcn-v2-mixed", *{case.model: case.name for case in reversed(CASES)}.values()}
+# Traced, they have every ATen call and operator of all cases together; and of the kinds of data and of several tasks one each.
+OF_RUN = """lorentz-fm bst afn-alone ccpm-one dien-mlp euler-net-plain apg-dcn-v2-mixed fibinet-each dmin-plain fgcnn-shared
+    apg-deep-fm-whole deep-im-shallow edcn-joined fignn-reused dmr dmr-target shared-bottom"""
 
 
 @pytest.mark.bulk
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c.name in OF_RUN else pytest.mark.whole) for c in CASES], ids=lambda c: c.name
+    "case", [pytest.param(c, marks=() if c.name in OF_RUN.split() else pytest.mark.whole) for c in CASES], ids=lambda c: c.name
 )
 def test_a_run_by_its_name_alone_scores_raw_rows_as_the_library_did(tmp_path, case):
     run, expected = stored_run(case, tmp_path / "run")
