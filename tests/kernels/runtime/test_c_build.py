@@ -181,20 +181,24 @@ def fresh(tmp_path, monkeypatch):
     c_build.cpu_library.cache_clear()
 
 
+def built():
+    """As `cpu_library` has it, of one file, which takes seconds less."""
+    return c_build._loaded(("cpu/dense.c",), (), c_build.ctypes.CDLL, "nobody")
+
+
 @needs_compiler
 def test_it_is_built_once_and_kept_for_the_next_process(fresh, monkeypatch):
-    assert c_build.cpu_library() is not None
+    assert built() is not None
     (kept,) = fresh.iterdir()
-    c_build.cpu_library.cache_clear()
     monkeypatch.setattr(c_build.subprocess, "run", None)
-    assert c_build.cpu_library() is not None
+    assert built() is not None
     assert [kept] == list(fresh.iterdir())
 
 
 @needs_compiler
 def test_a_cache_that_cannot_be_written_is_done_without(fresh):
     fresh.parent.write_text("a file where a folder should be")
-    assert c_build.cpu_library() is not None
+    assert built() is not None
 
 
 @needs_compiler
@@ -210,7 +214,7 @@ def test_a_kept_file_that_cannot_be_loaded_is_built_anew(fresh, left):
 @needs_compiler
 def test_a_compiler_may_have_options(fresh, monkeypatch):
     monkeypatch.setenv("CC", "cc -pipe")
-    assert c_build.cpu_library() is not None
+    assert built() is not None
 
 
 @pytest.mark.skipif(c_build.request_extension() is None, reason="there is no C compiler, or no headers of Python")
