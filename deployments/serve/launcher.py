@@ -85,6 +85,7 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
     with interrupts_deferred():
         import ray
         from ray import serve
+        from ray.serve.context import _get_global_client
 
         from deployments.serve.application import application
 
@@ -105,9 +106,10 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
         [serve.RunTarget(app, name=config.application, route_prefix=config.route_prefix)],
         wait_for_applications_running=False,
     )
-    while (status := serve.status().applications[config.application]).status != "RUNNING":
-        if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            raise _cause("\n".join(d.message for d in status.deployments.values()))
+    asked = _get_global_client()  # `serve.status` makes every deployment's configuration of what it hears, 10 ms or more
+    while (status := asked.get_serve_status(config.application)).app_status.status != "RUNNING":
+        if status.app_status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise _cause("\n".join(d.message for d in status.deployment_statuses))
         time.sleep(_POLL_S)
     url = f"http://127.0.0.1:{config.http.port}{config.route_prefix.rstrip('/')}"
     _wait_ready(url, f"http://127.0.0.1:{os.environ['RAY_SERVE_HAPROXY_STATS_PORT']}/stats;csv" if metrics_url else None)
