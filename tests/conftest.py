@@ -4,6 +4,7 @@ Of a test marked `covering` a run takes few combinations of parameters, on a GPU
 """
 
 import importlib.util
+import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -46,6 +47,15 @@ def patient_clients() -> None:
         transport.create_ssl_context = cache(transport.create_ssl_context)
         own = sys.modules["httpx"]._config.DEFAULT_TIMEOUT_CONFIG
         own.connect = own.read = own.write = own.pool = 60.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waits_for_the_disk() -> Iterator[None]:
+    """Bundles are written by the thousand, of dozens of files each, and none is to outlive a power failure: to sync them would
+    be most of the time that an import takes. What a test starts does sync."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")
