@@ -7,6 +7,7 @@ import importlib
 import warnings
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,19 @@ def library(name: str) -> ModuleType:
             return importlib.import_module(name)
         except ImportError as error:
             pytest.skip(f"{name} is not installed (the extra test-peers): {error}", allow_module_level=True)
+
+
+class Later:
+    """A module of a library, imported when a test asks for something of it, and not by each process that collects: these take
+    a second or two each."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, of: str) -> Any:
+        if of.startswith("_"):  # pytest, which looks for tests
+            raise AttributeError(of)
+        return getattr(library(self._name), of)
 
 
 def randomized(model: torch.nn.Module, seed: int = 1, embeddings: float = 0.1) -> torch.nn.Module:

@@ -15,7 +15,12 @@ from dpiframe_core.engine.engine import Engine
 from tests.dpiframe_core.importers.peers import library, needs_runs
 from tests.dpiframe_core.importers.test_fuxictr_runs import raw_columns, run_copy
 
-library("fuxictr")
+
+@pytest.fixture(scope="module", autouse=True)
+def installed():
+    library("fuxictr")
+
+
 pytestmark = [needs_runs, pytest.mark.bulk]
 
 OWN = """

@@ -15,9 +15,9 @@ from dpiframe_core.importers.fuxictr.files import find_files
 from dpiframe_core.importers.fuxictr.run import fuxictr
 from dpiframe_core.importers.raw_rows import read_rows
 from dpiframe_core.importers.writing import write_import
-from tests.dpiframe_core.importers.peers import SAMPLES, needs_samples
+from tests.dpiframe_core.importers.peers import SAMPLES, Later, needs_samples
 
-zoo = pytest.importorskip("tests.dpiframe_core.importers.fuxi_zoo", reason="FuxiCTR is not installed", exc_type=ImportError)
+zoo = Later("tests.dpiframe_core.importers.fuxi_zoo")
 
 pytestmark = [needs_samples, pytest.mark.bulk]
 

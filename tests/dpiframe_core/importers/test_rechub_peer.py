@@ -12,29 +12,27 @@ from dpiframe_core.importers.raw_rows import random_rows
 from dpiframe_core.importers.rechub import read_rechub
 from dpiframe_core.importers.state_dict import StateDict
 from dpiframe_core.importers.writing import write_import
-from tests.dpiframe_core.importers.peers import library, randomized
+from tests.dpiframe_core.importers.peers import Later, randomized
 
 pytestmark = pytest.mark.bulk
 
-ranking = library("torch_rechub.models.ranking")
-features = library("torch_rechub.basic.features")
-Sparse, Dense, Sequence = features.SparseFeature, features.DenseFeature, features.SequenceFeature
+ranking, features = Later("torch_rechub.models.ranking"), Later("torch_rechub.basic.features")
 
 
 def given(dim=4):
     sparse = [
-        Sparse("a", 11, dim),
-        Sparse("b", 5, dim),
-        Sparse("c", 5, dim, shared_with="b"),
-        Sequence("s", 7, dim, pooling="mean", padding_idx=0),
+        features.SparseFeature("a", 11, dim),
+        features.SparseFeature("b", 5, dim),
+        features.SparseFeature("c", 5, dim, shared_with="b"),
+        features.SequenceFeature("s", 7, dim, pooling="mean", padding_idx=0),
     ]
-    return sparse, [Dense("n0"), Dense("n1")]
+    return sparse, [features.DenseFeature("n0"), features.DenseFeature("n1")]
 
 
 def spec_feature(f):
-    if isinstance(f, Dense):
+    if isinstance(f, features.DenseFeature):
         return DenseFeature(name=f.name)
-    if isinstance(f, Sequence):
+    if isinstance(f, features.SequenceFeature):
         return SparseFeature(name=f.name, max_values=3, pooling=f.pooling, padding_value=0)
     return SparseFeature(name=f.name, table=f.shared_with)
 
@@ -56,7 +54,7 @@ def check(model, name, used, tmp_path, **spec):
 
 
 def padded(column, f):
-    if isinstance(f, Sequence):
+    if isinstance(f, features.SequenceFeature):
         return [(list(v or []) + [0] * 3)[:3] for v in column]
     return [v or 0 for v in column]
 

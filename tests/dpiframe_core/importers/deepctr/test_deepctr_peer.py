@@ -23,13 +23,23 @@ from dpiframe_core.importers.model_spec import with_vocabularies
 from dpiframe_core.importers.raw_rows import random_rows, read_rows
 from dpiframe_core.importers.state_dict import StateDict
 from dpiframe_core.importers.writing import write_import
-from tests.dpiframe_core.importers.peers import SAMPLES, library, needs_samples, randomized
+from tests.dpiframe_core.importers.peers import SAMPLES, Later, needs_samples, randomized
 
 pytestmark = pytest.mark.bulk
 
-models = library("deepctr_torch.models")
-inputs = library("deepctr_torch.inputs")
-Sparse, Dense, VarLen = inputs.SparseFeat, inputs.DenseFeat, inputs.VarLenSparseFeat
+models, inputs = Later("deepctr_torch.models"), Later("deepctr_torch.inputs")
+
+
+def Sparse(*given, **options):  # noqa: N802
+    return inputs.SparseFeat(*given, **options)
+
+
+def Dense(*given):  # noqa: N802
+    return inputs.DenseFeat(*given)
+
+
+def VarLen(*given, **options):  # noqa: N802
+    return inputs.VarLenSparseFeat(*given, **options)
 
 
 def columns(dim=4, *, sparse=True, dense=True, lists=True, shared=True):
@@ -78,10 +88,10 @@ def check(model, tmp_path, rows=None, lengths=None):
 
 
 MODELS = {
-    "WDL": models.WDL,
-    "DeepFM": models.DeepFM,
+    "WDL": lambda a, b, **o: models.WDL(a, b, **o),
+    "DeepFM": lambda a, b, **o: models.DeepFM(a, b, **o),
     "xDeepFM": lambda a, b, **o: models.xDeepFM(a, b, cin_layer_size=(6, 4), **o),
-    "DCN": models.DCN,
+    "DCN": lambda a, b, **o: models.DCN(a, b, **o),
     "DCN-matrix": lambda a, b, **o: models.DCN(a, b, cross_parameterization="matrix", cross_num=3, **o),
     "DCNMix": lambda a, b, **o: models.DCNMix(a, b, low_rank=3, num_experts=2, **o),
 }

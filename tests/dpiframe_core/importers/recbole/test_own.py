@@ -14,7 +14,12 @@ from tests.dpiframe_core.importers.recbole.cases import BY_NAME, NUMBERS, Case, 
 from tests.dpiframe_core.importers.recbole.make import Config, Dataset
 from tests.dpiframe_core.importers.recbole.test_recbole import engine_scores, stored_files
 
-library("recbole.utils")
+
+@pytest.fixture(scope="module", autouse=True)
+def installed():
+    library("recbole.utils")
+
+
 pytestmark = pytest.mark.bulk
 
 OWN = """
