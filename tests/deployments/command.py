@@ -1,6 +1,6 @@
 """`dpiframe` within the test's process, which has torch already: that import is most of what a short command costs.
 
-The tests of the pages (tests/docs) start some commands as a user does, one of each kind.
+The tests of the README and of some pages (tests/docs) start commands as a user does.
 """
 
 import contextlib

@@ -49,8 +49,8 @@ BLOCKS = blocks(README.read_text()) if README.exists() else []
 def test_a_code_block_of_the_readme_runs(block: Block) -> None:
     if block.reason:
         pytest.skip(f"the README says: {block.reason}")
-    if "make " in block.code and not STAMP.exists():
-        pytest.skip("make would install first: this environment was not made by `make`")
+    if "make " in block.code and (STAMP.parent.is_symlink() or not STAMP.exists()):
+        pytest.skip("make would install first: this environment was not made by `make`, or is another clone's")
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
         [*RUN[block.language], block.code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800, check=False
