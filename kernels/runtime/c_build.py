@@ -1,4 +1,4 @@
-"""Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, batch.c, staging.c,
+"""Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, batch.c, staging.c, lane.c,
 copy_threads.c, replay.c and those of kernels/columns as an extension module of CPython, which needs its headers; lookup.c,
 dense.c, layers.c, dot.c, row_copies.c, norms.c, recurrence.c, attention.c and field_attention.c as a library. Where they
 cannot be built, NumPy, torch and CuPy do the same, slower.
@@ -102,7 +102,8 @@ def cpu_library() -> ctypes.CDLL | None:
 def request_extension() -> RequestExtension | None:
     """The module of blocks.c and the files that it names, or None where it cannot be built (which is said once, in the log)."""
     columns = (f"columns/{name}.c" for name in ("cells", "columns", "texts", "arrow", "json_columns", "json_rows"))
-    names = ("cpu/blocks.c", "copies/batch.c", "copies/staging.c", "copies/copy_threads.c", "runtime/replay.c", *columns)
+    copies = (f"copies/{name}.c" for name in ("batch", "staging", "lane", "copy_threads"))
+    names = ("cpu/blocks.c", *copies, "runtime/replay.c", *columns)
     return cast(RequestExtension | None, extension("kernels.cpu.blocks", names, "requests and graph replays"))
 
 

@@ -1,4 +1,4 @@
-// What the parts of the CPython module share: blocks.c, which registers its functions, batch.c, staging.c, replay.c
+// What the parts of the CPython module share: blocks.c, which registers its functions, batch.c, lane.c, replay.c
 // and those of kernels/columns.
 
 #ifndef DPI_MODULE_H
@@ -54,7 +54,7 @@ int dpi_set_words(int64_t words, Replay *out);
 int64_t dpi_now(void);  // nanoseconds
 // Launches the graph, calls `meanwhile` if there is one, whatever the launch gave, and waits; all without the GIL. Gives CUDA's
 // code.
-int dpi_replayed(const Replay *replay, void (*meanwhile)(const void *), const void *with);
+int dpi_replayed(const Replay *replay, void (*meanwhile)(void *), void *with);
 
 int dpi_names(void);  // of attributes, for batch.c
 

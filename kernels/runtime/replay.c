@@ -42,7 +42,7 @@ static int came(const uint32_t *done, int64_t words, uint32_t wanted) {
     }
 }
 
-int dpi_replayed(const Replay *r, void (*meanwhile)(const void *), const void *with) {
+int dpi_replayed(const Replay *r, void (*meanwhile)(void *), void *with) {
     const uint32_t wanted = r->most ? __atomic_load_n(r->done, __ATOMIC_ACQUIRE) + 1 : 0;
     const int code = r->launch(r->exec, r->stream);
     if (meanwhile) meanwhile(with);
