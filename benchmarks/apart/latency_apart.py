@@ -26,7 +26,7 @@ from benchmarks.records.record import Record
 from benchmarks.systems.cells import Failed
 from benchmarks.systems.names import WITH_CONTEXTS
 
-VISIBLE = "CUDAVISIBLE_DEVICES"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = (1024, 256, 4096, 64, 1)  # the cells that say most come first
 
 
@@ -119,14 +119,14 @@ def run(todo: Sequence[Job], failed: Failed, *, timed_from: float, end: float) -
 @contextmanager
 def seeing(gpu: int | None) -> Iterator[None]:
     """Who is started here sees this GPU of the host alone, or with None what this process does."""
-    before = os.environ.get(VISIBLE)
+    before = os.environ.get(_VISIBLE)
     if gpu is not None:
-        os.environ[VISIBLE] = str(gpu)
+        os.environ[_VISIBLE] = str(gpu)
     yield
     if before is None:
-        os.environ.pop(VISIBLE, None)
+        os.environ.pop(_VISIBLE, None)
     else:
-        os.environ[VISIBLE] = before
+        os.environ[_VISIBLE] = before
 
 
 def _next(said: Any) -> tuple[str, Any]:
