@@ -120,7 +120,8 @@ def _in_python(of: LaneBuckets) -> RunBatch:
             bucket = of.copied.get(size, bucket)
         of.staging.stage(blocks, size)
         bucket.run(done_words(rows))
-        return BatchResult(of.scores[:rows].copy(), (time.perf_counter() - start) * 1e3, size)
+        ms = (time.perf_counter() - start) * 1e3
+        return BatchResult(of.scores[:rows].copy(), ms, size)
 
     return run
 

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -100,6 +101,20 @@ def test_a_block_of_an_equal_layout_is_one_of_the_same():
     assert len(lane.run([block], False).scores) == 3
 
 
+def test_what_a_comparison_of_layouts_raises_is_raised():
+    class Broken:
+        def __eq__(self, other):
+            raise LookupError("no layout")
+
+        __hash__ = None
+
+    lane, block = Lane(), block_of(3)
+    block.layout = Broken()
+    with pytest.raises(LookupError, match="no layout"):
+        lane.run([block_of(1), block], False)
+    assert not lane.launched
+
+
 @pytest.mark.parametrize("rows", [1, 8, 9, 64])
 def test_a_call_ends_when_the_words_of_its_rows_have_come(rows):
     done, words = np.full(done_words(MOST), 6, np.uint32), done_words(rows)
@@ -135,6 +150,44 @@ def test_nothing_that_a_lane_runs_with_is_kept():
         Lane(scores=lane.scores)
     gc.collect()
     assert [sys.getrefcount(each) for each in held] == before
+
+
+def test_a_call_takes_no_memory_whatever_comes_of_it():
+    good, short = Lane(), Lane(scores=7)  # scores that cannot be copied
+    stray = block_of(3, 2)
+    stray.request_of_row[1] = 2
+    before = sys.getallocatedblocks()
+    for _ in range(300):
+        good.run([block_of(3), block_of(2, 2)], True)
+        for lane, block in ((good, stray), (short, stray), (short, block_of(1)), (good, block_of(MOST + 1))):
+            with pytest.raises((ValueError, TypeError)):
+                lane.run([block_of(1), block], False)
+        good.launched.clear()
+        short.launched.clear()
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 200
+
+
+def test_a_result_tells_the_milliseconds_until_the_scores_were_there():
+    lane, start = Lane(launch=lambda: time.sleep(0.02)), time.perf_counter()
+    told = lane.run([block_of(3)], False).device_ms
+    assert 20 <= told <= (time.perf_counter() - start) * 1e3
+
+
+def test_windows_are_checked_by_contexts_of_their_own():
+    whole = block_of(40, 40)
+    whole.request_of_row[:] = range(40)
+    lane = Lane()
+    assert len(lane.run([block_of(5, 3), whole.window(10, 30)], False).scores) == 25
+    assert lane.stage.request_of_row[5:25].tolist() == list(range(3, 23))
+    for row, context, told in ((10, 9, "-1 to 19"), (29, 30, "1 to 20")):
+        torn = block_of(40, 40)
+        torn.request_of_row[:] = range(40)
+        part = torn.window(10, 30)
+        torn.request_of_row[10:30] = range(11, 31) if context == 30 else [9, *range(11, 30)]
+        assert torn.request_of_row[row] == context
+        with pytest.raises(ValueError, match=f"block: got rows of contexts {told}, expected 0 to 19"):
+            lane.run([block_of(5, 3), part], False)
 
 
 @pytest.mark.parametrize(

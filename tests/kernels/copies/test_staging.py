@@ -315,7 +315,7 @@ def test_what_cannot_be_a_batch_is_refused_before_the_launch(library, fault):
             batches(library, where, graphs, done=done)(change.get("blocks", [GOOD]), False)
 
     call()
-    held = [GOOD, GOOD.buffer, GOOD.places, *where]
+    held = [GOOD, GOOD.buffer, GOOD.places, STRAY, STRAY.buffer, LAYOUT, *where]
     counts = [sys.getrefcount(each) for each in held]
     for _ in range(20):
         call()
