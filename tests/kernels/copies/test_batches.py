@@ -26,7 +26,7 @@ GRAPHS = (8, 11, False, 0), (16, 12, True, 0), (MOST, 13, True, 23)
 class Lane:
     """Its memory, and what was launched: handles, and what the header told then."""
 
-    def __init__(self, graphs=GRAPHS, done=None, launch=lambda: None, tasks=2, **given):
+    def __init__(self, graphs=GRAPHS, done=None, launch=lambda: None, tasks=2, carries=True, **given):
         self.stage = RowBlock.allocate(LAYOUT, MOST, MOST)
         self.beside = np.zeros((MOST, LAYOUT.carried_bytes), np.uint8)
         self.scores = np.random.default_rng(0).random((MOST, tasks), np.float32)
@@ -39,7 +39,7 @@ class Lane:
         )
         own = {"layout": LAYOUT, "scores": self.scores, "result": BatchResult, **given}
         where = self.stage.buffer, self.stage.places, LAYOUT.sections
-        beside = self.beside, LAYOUT.context_ids.prefix_bytes
+        beside = (self.beside, LAYOUT.context_ids.prefix_bytes) if carries else (None, 0)
         self.run = replay_batches(graphs, 2, done, where, beside, **own, cuda=self.cuda)
 
     def _launch(self, handle, _stream):
@@ -99,6 +99,17 @@ def test_a_block_of_an_equal_layout_is_one_of_the_same():
     lane, block = Lane(), block_of(3)
     block.layout = BlockLayout(IdRecord((4, 2)), IdRecord((4, 1)), 1, 2)
     assert len(lane.run([block], False).scores) == 3
+
+
+def test_rows_of_one_context_have_no_choice_and_of_none_there_is_no_batch():
+    lane, block = Lane(carries=False), block_of(3)
+    block.request_of_row[:] = 7, -1, 99
+    assert len(lane.run([block_of(2, 2), block], False).scores) == 5
+    assert lane.stage.request_of_row[2:5].tolist() == [2] * 3
+    block.contexts = 0
+    with pytest.raises(ValueError, match="block: got rows of contexts -1 to 99, expected 0 to -1"):
+        lane.run([block], False)
+    assert len(lane.launched) == 1
 
 
 def test_what_a_comparison_of_layouts_raises_is_raised():
