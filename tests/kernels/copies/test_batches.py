@@ -4,6 +4,7 @@ import ctypes
 import gc
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -144,10 +145,12 @@ def test_a_call_ends_when_the_words_of_its_rows_have_come(rows):
 def test_a_row_whose_context_somebody_changes_meanwhile_carries_the_first_one():
     """Blocks lie in memory that another process may write to."""
     block = block_of(12, 2)
-    lane = Lane(launch=lambda: block.request_of_row.__setitem__(slice(3), (0, 99, -7)))
-    lane.run([block], False)
-    prefix = LAYOUT.context_ids.prefix_bytes
-    assert (lane.beside[:3, :prefix] == block.context_ids[0, :prefix]).all()
+    for wild in ((0, 99, -7), (0, 2**31 - 1, -(2**31))):
+        block.request_of_row[:] = 0
+        lane = Lane(launch=partial(block.request_of_row.__setitem__, slice(3), wild))
+        lane.run([block_of(3, 3), block], False)
+        prefix = LAYOUT.context_ids.prefix_bytes
+        assert (lane.beside[3:6, :prefix] == block.context_ids[0, :prefix]).all()
 
 
 def test_nothing_that_a_lane_runs_with_is_kept():
