@@ -6,6 +6,7 @@ import sys
 import threading
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -20,7 +21,7 @@ from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.engine.staging import Staging
 from dpiframe_core.errors import InputError, Unavailable
-from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.row_block import BatchResult, RowBlock
 from dpiframe_core.graph.architecture import DeepFM
 from dpiframe_core.operators.workspace import done_words
 from kernels.lookup.batch_header import HeaderWord
@@ -165,24 +166,31 @@ def test_an_eager_bucket_issues_and_waits():
 @pytest.mark.parametrize("in_c", [False, True])
 def test_batches_run_in_c_where_all_buckets_are_captured(staging, captured, in_c, monkeypatch):
     made = []
-    monkeypatch.setattr(cuda_bucket, "replay_batches", lambda *given, **_: made.append(given) or ("in C" if in_c else None))
+    monkeypatch.setattr(cuda_bucket, "copy_threads", lambda: 3)
+    monkeypatch.setattr(
+        cuda_bucket, "replay_batches", lambda *given, threads: made.append((*given, threads)) or ("in C" if in_c else None)
+    )
+    block, layout, done = staging.block, staging.block.layout, np.zeros(8, np.int32)
     scores = np.random.default_rng(0).random((64, 1), np.float32)
     ready = {16: captured.make(11), 64: captured.make(12, ahead=True)}
-    buckets = LaneBuckets(ready, {16: captured.make(13)}, staging, None, scores, 22)
+    buckets = LaneBuckets(ready, {16: captured.make(13)}, staging, done, scores, 22)
     run = batch_runner(buckets)
     assert made[0][0] == [(16, 11, False, 13), (64, 12, True, 0)]
-    assert made[0][1] == 22
+    assert made[0][1:3] == (22, done)
+    stage, carried = (block.buffer, block.places, layout.sections), (staging.carried, layout.context_ids.prefix_bytes)
+    assert made[0][3:] == (stage, carried, layout, scores, BatchResult, 3)
     if in_c:
         assert run == "in C"
         eager = EagerBucket(lambda: captured.ran.append((12, done_words(60))), Mock())
         run = batch_runner(replace(buckets, ready=ready | {64: eager}))
+    monkeypatch.setattr(cuda_bucket, "time", SimpleNamespace(perf_counter=count(0, 0.5).__next__))
     schema, rng = oracle.make_schema(), np.random.default_rng(0)
-    cases = (5, 2, False, 11), (5, 2, True, 13), (5, 20, True, 11), (60, 1, False, 12), (60, 1, True, 12)
+    cases = (5, 2, False, 11), (5, 2, True, 13), (5, 17, True, 11), (16, 16, True, 13), (60, 1, True, 12)
     for rows, contexts, wanted, handle in cases:
         staging.block.request_of_row[:] = 7
         result = run([oracle.make_block(schema, rows, contexts, rng)], wanted)
         assert captured.ran.pop() == (handle, done_words(rows))
-        assert result.bucket == (16 if rows < 16 else 64)
+        assert (result.bucket, result.device_ms) == (64 if handle == 12 else 16, 500.0)
         np.testing.assert_array_equal(result.scores, scores[:rows])
         assert not np.shares_memory(result.scores, scores)
         assert (staging.block.request_of_row[rows : result.bucket] == -1).all()
