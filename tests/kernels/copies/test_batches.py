@@ -25,13 +25,13 @@ GRAPHS = (8, 11, False, 0), (16, 12, True, 0), (MOST, 13, True, 23)
 
 
 class Lane:
-    """Its memory, and what was launched: handles, and what the header told then."""
+    """Its memory, what was launched (handles, and what the header told then), and on which streams."""
 
     def __init__(self, graphs=GRAPHS, done=None, launch=lambda: None, tasks=2, carries=True, **given):
         self.stage = RowBlock.allocate(LAYOUT, MOST, MOST)
         self.beside = np.zeros((MOST, LAYOUT.carried_bytes), np.uint8)
         self.scores = np.random.default_rng(0).random((MOST, tasks), np.float32)
-        self.launched, self.waits, self.launch = [], 0, launch
+        self.launched, self.streams, self.waits, self.launch = [], set(), 0, launch
         pointer = ctypes.c_void_p
         self.cuda = SimpleNamespace(
             cudaGraphLaunch=ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer)(self._launch),
@@ -43,12 +43,14 @@ class Lane:
         beside = (self.beside, LAYOUT.context_ids.prefix_bytes) if carries else (None, 0)
         self.run = replay_batches(graphs, 2, done, where, beside, **own, cuda=self.cuda)
 
-    def _launch(self, handle, _stream):
+    def _launch(self, handle, stream):
+        self.streams.add(stream)
         self.launched.append((handle, int(self.stage.header[HeaderWord.STAGED_ROWS])))
         self.launch()
         return 0
 
-    def _wait(self, _stream):
+    def _wait(self, stream):
+        self.streams.add(stream)
         self.waits += 1
         return 0
 
@@ -69,6 +71,7 @@ def test_a_batch_runs_on_the_smallest_graph_that_holds_it(rows, handle, bucket, 
     lane, count = Lane(), sum(rows)
     result = lane.run([block_of(n, seed=n) for n in rows], False)
     assert lane.launched == [(handle, -1 if ahead else count)]
+    assert (lane.streams, lane.waits) == ({2}, 1)
     assert type(result) is BatchResult
     assert result.bucket == bucket
     assert 0 < result.device_ms < 60_000
