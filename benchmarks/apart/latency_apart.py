@@ -118,15 +118,17 @@ def run(todo: Sequence[Job], failed: Failed, *, timed_from: float, end: float) -
 
 @contextmanager
 def seeing(gpu: int | None) -> Iterator[None]:
-    """Who is started here sees this GPU of the host alone, or with None what this process does."""
+    """Who is started here sees this one alone of the GPUs that this process does, or with None all of them."""
     before = os.environ.get(_VISIBLE)
     if gpu is not None:
-        os.environ[_VISIBLE] = str(gpu)
-    yield
-    if before is None:
-        os.environ.pop(_VISIBLE, None)
-    else:
-        os.environ[_VISIBLE] = before
+        os.environ[_VISIBLE] = before.split(",")[gpu] if before else str(gpu)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_VISIBLE, None)
+        else:
+            os.environ[_VISIBLE] = before
 
 
 def _next(said: Any) -> tuple[str, Any]:

@@ -198,7 +198,7 @@ class Engine:
         """Scores the rows of several requests in one run of one lane; blocks until the scores lie in host memory.
 
         Raises:
-            InputError: more rows than max_batch_rows, or none.
+            InputError: more rows than max_batch_rows, or none. On a GPU once a lane is free, which looks at them.
             DeadlineExceeded: `deadline` (time.monotonic seconds) passed before a lane was free.
             Unavailable: closed, not warmed up, or the device failed.
         """

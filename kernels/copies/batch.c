@@ -162,7 +162,7 @@ static void carry(const Batch *batch, const Piece *p, const Id32 *request, int64
         for (int64_t k = 0, same; k < n && (r == 0 || p->contexts > 1); k += same) {
             int64_t context = p->contexts > 1 ? (int64_t)request[r + k] + p->shift - p->first : 0;
             for (same = 1; k + same < n && (p->contexts == 1 || request[r + k + same] == request[r + k]);) ++same;
-            if (context < 0 || context >= p->contexts) context = 0;  // of a block that nobody has checked
+            if (context < 0 || context >= p->contexts) context = 0;  // changed since it was checked
             const Word *id = (const Word *)(from + p->places[CONTEXT_IDS] + context * record);
             const Word *number = (const Word *)(from + p->places[CONTEXT_NUMBERS] + context * numbers) - ids;
             uint32_t *own = some + k * words;
@@ -192,7 +192,10 @@ void dpi_copy_rows(const Batch *batch, const Piece *p, int64_t first, int64_t ro
     for (int64_t r = 0, n; r < rows; r += n) {
         n = rows - r < SOME ? rows - r : SOME;
         if (p->contexts > 1)
-            for (int64_t k = 0; k < n; ++k) some[k] = (int32_t)((uint32_t)own[r + k] + (uint32_t)p->shift);
+            for (int64_t k = 0; k < n; ++k) {
+                const uint32_t context = (uint32_t)own[r + k] + (uint32_t)p->shift - (uint32_t)p->first;
+                some[k] = p->first + (int32_t)(context < (uint32_t)p->contexts ? context : 0);  // as `carry` has it
+            }
         else if (r == 0)  // rows have no choice
             for (int64_t k = 0; k < n; ++k) some[k] = p->first;
         copy_some(batch, to + r, some, 4 * n);
@@ -238,10 +241,10 @@ static void range_of(const Id32 *own, int64_t rows, Id32 *least, Id32 *greatest)
 }
 
 int dpi_of_contexts(const Piece *p) {
-    if (p->contexts == 1 || !p->rows) return 1;  // rows have no choice
-    const int64_t base = (int64_t)p->first - p->shift;
-    Id32 least, greatest;
-    range_of((const Id32 *)((const uint8_t *)p->from.buf + p->places[REQUEST_OF_ROW]), p->rows, &least, &greatest);
+    if (p->contexts == 1) return 1;  // rows have no choice
+    const int64_t base = p->rows ? (int64_t)p->first - p->shift : 0;
+    Id32 least = 0, greatest = 0;
+    if (p->rows) range_of((const Id32 *)((const uint8_t *)p->from.buf + p->places[REQUEST_OF_ROW]), p->rows, &least, &greatest);
     if (least >= base && greatest - base < p->contexts) return 1;
     PyErr_Format(PyExc_ValueError, "block: got rows of contexts %lld to %lld, expected 0 to %lld", (long long)(least - base),
                  (long long)(greatest - base), (long long)(p->contexts - 1));

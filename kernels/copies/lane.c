@@ -36,8 +36,8 @@ static void close_capsule(PyObject *capsule) { close_lane(PyCapsule_GetPointer(c
 static const Graph *graph_of(const Lane *lane, const Batch *batch) {
     const Graph *last = lane->graph + lane->graphs - 1;
     if (batch->rows < 1 || batch->rows > last->rows || batch->contexts > last->rows) {
-        PyErr_Format(PyExc_ValueError, "batch: got %lld rows of %lld contexts, expected 1 to %lld of each", (long long)batch->rows,
-                     (long long)batch->contexts, (long long)last->rows);
+        PyErr_Format(PyExc_ValueError, "batch: got %lld rows of %lld contexts, expected 1 to %lld of each",
+                     (long long)batch->rows, (long long)batch->contexts, (long long)last->rows);
         return NULL;
     }
     const Graph *graph = lane->graph;
@@ -51,12 +51,14 @@ static PyObject *result_of(const Lane *lane, int64_t rows, int64_t bucket, int64
     if (view) values[0] = PyObject_CallMethodNoArgs(view, lane->copy);
     Py_XDECREF(view);
     values[1] = PyFloat_FromDouble(ns * 1e-6), values[2] = PyLong_FromLongLong(bucket);
-    PyTypeObject *type = (PyTypeObject *)lane->result;
-    if (values[0] && values[1] && values[2]) result = type->tp_alloc(type, 3);  // as tuple.__new__ makes one
+    PyObject *all = values[0] && values[1] && values[2] ? PyTuple_New(3) : NULL, *given = NULL;
     for (int i = 0; i < 3; ++i) {
-        if (result) PyTuple_SET_ITEM(result, i, values[i]);
+        if (all) PyTuple_SET_ITEM(all, i, values[i]);
         else Py_XDECREF(values[i]);
     }
+    if (all) given = PyTuple_Pack(1, all);
+    if (given) result = PyTuple_Type.tp_new((PyTypeObject *)lane->result, given, NULL);  // past the type's own, in Python
+    Py_XDECREF(all), Py_XDECREF(given);
     return result;
 }
 
@@ -112,7 +114,7 @@ static int graphs_of(PyObject *given, Lane *lane) {
             return PyErr_SetString(PyExc_TypeError, "graphs: expected tuples of four integers"), 0;
         if (!integers(((PyTupleObject *)each)->ob_item, 4, INT64_MAX, of)) return 0;
         if (of[0] <= before || of[0] > COUNTS)
-            return PyErr_Format(PyExc_ValueError, "graphs: got %lld rows behind %lld", (long long)of[0], (long long)before) != NULL;
+            return PyErr_Format(PyExc_ValueError, "graphs: got %lld rows behind %lld", (long long)of[0], (long long)before), 0;
         lane->graph[i] = (Graph){of[0], of[2], (void *)of[1], (void *)of[3]};
     }
     return 1;
@@ -133,7 +135,7 @@ PyObject *dpi_replay_batches(PyObject *Py_UNUSED(module), PyObject *const *args,
     const Py_ssize_t graphs = PyTuple_GET_SIZE(args[2]);
     Lane *lane = PyMem_Calloc(1, sizeof *lane + graphs * sizeof *lane->graph);
     if (lane == NULL) return PyErr_NoMemory();
-    lane->graphs = graphs, lane->threads = threads < MOST_COPY_THREADS ? threads : MOST_COPY_THREADS;
+    lane->graphs = graphs, lane->threads = threads;
     lane->layout = Py_NewRef(args[9]), lane->scores = Py_NewRef(args[10]), lane->result = Py_NewRef(args[11]);
     lane->copy = PyUnicode_InternFromString("copy");
     lane->error = PyLong_AsVoidPtr(args[1]);

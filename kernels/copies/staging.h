@@ -19,7 +19,8 @@ typedef struct {
 
 // Of all pieces of a batch: tells that no row is there, and has up to `threads` others begin, if they are to help; they wake up
 // while the graph is launched.
-void dpi_begin_staging(Staging *staging, const Batch *batch, const Piece *pieces, Py_ssize_t count, int64_t padding, int threads);
+void dpi_begin_staging(Staging *staging, const Batch *batch, const Piece *pieces, Py_ssize_t count, int64_t padding,
+                       int threads);
 // Returns when all rows are there. staging: a Staging that was begun.
 void dpi_finish_staging(void *staging);
 

@@ -66,10 +66,13 @@ def test_jobs_are_spread_over_the_gpus_of_a_host_and_each_process_sees_its_own(m
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if before:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
-        for gpu, seen in ((None, before), (1, "1")):
+        for gpu, seen in ((None, before), (1, "5" if before else "1")):
             with seeing(gpu):
                 assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
             assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+        with pytest.raises(OSError, match="no process"), seeing(1):
+            raise OSError("no process")
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
 
 
 def test_a_turn_is_of_one_at_a_time_and_may_be_entered_again(tmp_path):

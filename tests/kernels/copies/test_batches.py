@@ -111,9 +111,12 @@ def test_rows_of_one_context_have_no_choice_and_of_none_there_is_no_batch():
     assert len(lane.run([block_of(2, 2), block], False).scores) == 5
     assert lane.stage.request_of_row[2:5].tolist() == [2] * 3
     block.contexts = 0
-    with pytest.raises(ValueError, match="block: got rows of contexts -1 to 99, expected 0 to -1"):
-        lane.run([block], False)
-    assert len(lane.launched) == 1
+    none = RowBlock.allocate(LAYOUT, 0, 0)
+    for wrong, found in ((block, "-1 to 99"), (none, "0 to 0")):
+        with pytest.raises(ValueError, match=f"block: got rows of contexts {found}, expected 0 to -1"):
+            lane.run([block_of(2, 2), wrong], False)
+    assert len(lane.run([block_of(2, 2), RowBlock.allocate(LAYOUT, 0, 2)], False).scores) == 2
+    assert len(lane.launched) == 2
 
 
 def test_what_a_comparison_of_layouts_raises_is_raised():
@@ -145,7 +148,7 @@ def test_a_call_ends_when_the_words_of_its_rows_have_come(rows):
     assert lane.waits == 1
 
 
-def test_a_row_whose_context_somebody_changes_meanwhile_carries_the_first_one():
+def test_a_row_whose_context_somebody_changes_meanwhile_is_of_the_blocks_first_one():
     """Blocks lie in memory that another process may write to."""
     block = block_of(12, 2)
     for wild in ((0, 99, -7), (0, 2**31 - 1, -(2**31))):
@@ -154,6 +157,7 @@ def test_a_row_whose_context_somebody_changes_meanwhile_carries_the_first_one():
         lane.run([block_of(3, 3), block], False)
         prefix = LAYOUT.context_ids.prefix_bytes
         assert (lane.beside[3:6, :prefix] == block.context_ids[0, :prefix]).all()
+        assert lane.stage.request_of_row[3:6].tolist() == [3] * 3
 
 
 def test_nothing_that_a_lane_runs_with_is_kept():
