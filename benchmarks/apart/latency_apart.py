@@ -9,7 +9,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from math import inf
 from multiprocessing import get_context
@@ -17,6 +16,7 @@ from pathlib import Path
 from queue import Empty
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import typer
 
@@ -88,7 +88,7 @@ def run(todo: Sequence[Job], failed: Failed, *, timed_from: float, end: float) -
     with TemporaryDirectory(prefix="dpiframe-turn-") as folder:
         processes = [context.Process(target=work, args=(job, Path(folder), said, go), name=job.name) for job in todo]
         for job, p in zip(todo, processes, strict=True):
-            with seeing(job.gpu):
+            with patch.dict(os.environ, seen(job.gpu)):
                 p.start()
         waiting, running = len(todo), {job.name for job in todo}
         try:
@@ -116,19 +116,12 @@ def run(todo: Sequence[Job], failed: Failed, *, timed_from: float, end: float) -
                 p.join(5)
 
 
-@contextmanager
-def seeing(gpu: int | None) -> Iterator[None]:
-    """Who is started here sees this one alone of the GPUs that this process does, or with None all of them."""
-    before = os.environ.get(_VISIBLE)
-    if gpu is not None:
-        os.environ[_VISIBLE] = before.split(",")[gpu] if before else str(gpu)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_VISIBLE, None)
-        else:
-            os.environ[_VISIBLE] = before
+def seen(gpu: int | None) -> dict[str, str]:
+    """The environment of who is to see this one alone of the GPUs that this process does; None: all of them."""
+    if gpu is None:
+        return {}
+    given = os.environ.get(_VISIBLE)
+    return {_VISIBLE: given.split(",")[gpu] if given else str(gpu)}
 
 
 def _next(said: Any) -> tuple[str, Any]:

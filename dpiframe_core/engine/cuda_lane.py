@@ -230,7 +230,7 @@ class CudaLane:
         if generation != self._generation:
             self._switch(generation)
         if copied is None:
-            copied = bool(self._copied) and self._overlaps is not None and self._overlaps()
+            copied = self._overlaps() if self._copied and self._overlaps else False
         if self._several:  # the current device is each thread's own
             with torch.cuda.device(self._device):
                 return self._run(blocks, copied)

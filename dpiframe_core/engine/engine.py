@@ -202,9 +202,10 @@ class Engine:
             DeadlineExceeded: `deadline` (time.monotonic seconds) passed before a lane was free.
             Unavailable: closed, not warmed up, or the device failed.
         """
-        if self._checks or self.reads_ahead:
+        unread = self.reads_ahead and not all(block.staged for block in blocks)
+        if self._checks or unread:
             checked_rows(blocks, self.schema.block_layout, self.max_batch_rows)
-        if self.reads_ahead and not all(block.staged for block in blocks):
+        if unread:
             with leased(self._store.ahead, blocks) as ready:
                 return self.run_batch(ready, deadline, priority)
         lane = self._pool.take(deadline, priority)

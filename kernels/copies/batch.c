@@ -98,8 +98,6 @@ int dpi_appended(Batch *batch, PyObject *block, Piece *piece) {
     }
     const int64_t carried = batch->carried_bytes;
     good = good && (!carried || within(&batch->carried, piece->begin * carried, piece->rows * carried));
-    if (good && carried && piece->rows && !piece->contexts)
-        good = PyErr_Format(PyExc_ValueError, "block: got %lld rows of no context", (long long)piece->rows) != NULL;
     piece->first = (int32_t)batch->contexts, piece->shift = (int32_t)(batch->contexts - base);
     batch->rows += piece->rows, batch->contexts += piece->contexts;
     if (!good) PyBuffer_Release(&piece->from);
@@ -149,6 +147,12 @@ static void end_puts(void) {
 #endif
 }
 
+// Of a row by what its block says, which may have changed since it was checked: then the first of the block's contexts.
+static int64_t context_of(const Piece *p, Id32 said) {
+    const uint32_t context = (uint32_t)said + (uint32_t)p->shift - (uint32_t)p->first;
+    return context < (uint32_t)p->contexts ? context : 0;
+}
+
 // Beside each row what it carries of its context.
 static void carry(const Batch *batch, const Piece *p, const Id32 *request, int64_t first, int64_t rows) {
     enum { SOME = 128 };
@@ -160,9 +164,8 @@ static void carry(const Batch *batch, const Piece *p, const Id32 *request, int64
     for (int64_t r = 0, n; r < rows; r += n) {
         n = rows - r < SOME ? rows - r : SOME;
         for (int64_t k = 0, same; k < n && (r == 0 || p->contexts > 1); k += same) {
-            int64_t context = p->contexts > 1 ? (int64_t)request[r + k] + p->shift - p->first : 0;
+            const int64_t context = p->contexts > 1 ? context_of(p, request[r + k]) : 0;
             for (same = 1; k + same < n && (p->contexts == 1 || request[r + k + same] == request[r + k]);) ++same;
-            if (context < 0 || context >= p->contexts) context = 0;  // changed since it was checked
             const Word *id = (const Word *)(from + p->places[CONTEXT_IDS] + context * record);
             const Word *number = (const Word *)(from + p->places[CONTEXT_NUMBERS] + context * numbers) - ids;
             uint32_t *own = some + k * words;
@@ -192,10 +195,7 @@ void dpi_copy_rows(const Batch *batch, const Piece *p, int64_t first, int64_t ro
     for (int64_t r = 0, n; r < rows; r += n) {
         n = rows - r < SOME ? rows - r : SOME;
         if (p->contexts > 1)
-            for (int64_t k = 0; k < n; ++k) {
-                const uint32_t context = (uint32_t)own[r + k] + (uint32_t)p->shift - (uint32_t)p->first;
-                some[k] = p->first + (int32_t)(context < (uint32_t)p->contexts ? context : 0);  // as `carry` has it
-            }
+            for (int64_t k = 0; k < n; ++k) some[k] = p->first + (int32_t)context_of(p, own[r + k]);
         else if (r == 0)  // rows have no choice
             for (int64_t k = 0; k < n; ++k) some[k] = p->first;
         copy_some(batch, to + r, some, 4 * n);

@@ -371,7 +371,7 @@ def test_what_rows_cannot_carry_is_refused(library, prefix, layout):
 
 def test_rows_of_no_context_are_refused(library):
     staged = Staged(library, [RowBlock.allocate(LAYOUT, 2, 0)], 8, 8)
-    with pytest.raises(ValueError, match="block: got 2 rows of no context"):
+    with pytest.raises(ValueError, match="block: got rows of contexts 0 to 0, expected 0 to -1"):
         staged.run()
 
 
