@@ -20,7 +20,7 @@ from dpiframe_core.operators.generic.aten_functions import AtenOperator
 from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.torch_operators import run_with_torch
 from dpiframe_core.operators.wave_operands import given_logits, head_operands, job_operands, link_operands
-from dpiframe_core.operators.workspace import HeadSums, Workspace
+from dpiframe_core.operators.workspace import Workspace
 from kernels.attention.attention import Attention
 from kernels.attention.field_attention import FieldAttention
 from kernels.dense.activation import Activation
@@ -93,8 +93,8 @@ class CudaOperators:
                 case Chain() as chain:
                     workspace.links[node.name] = self._zeros(chain.words, dtype=torch.int64)
                 case Wave() as wave if wave.has_head:
-                    partial = self._zeros(rows * wave.most_slots * wave.tasks)
-                    workspace.head_sums[node.name] = HeadSums(partial, self._zeros(-(-rows // 16), dtype=torch.int32))
+                    words = rows * wave.most_slots * wave.tasks
+                    workspace.head_sums[node.name] = self._zeros(words, dtype=torch.int64)
             for value in node.outputs:
                 if value not in workspace.values:
                     width = self.graph.widths[value]

@@ -88,10 +88,10 @@ def head_operands(node: Node, wave: Wave, values: Values, rows: int, workspace: 
     """What the head reads and writes, if the wave ends in one."""
     if not wave.has_head:
         return None
-    head, sums = node.attrs.members[-1], workspace.head_sums[node.name]
+    head = node.attrs.members[-1]
     logits = [values[i][:rows] for i in head.inputs[len(head.attrs.columns) :]]
     scores = values[head.outputs[0]][:rows]
-    return HeadOperands(logits, scores=scores, done=workspace.done, partial=sums.partial, arrived=sums.arrived)
+    return HeadOperands(logits, scores=scores, done=workspace.done, partial=workspace.head_sums[node.name])
 
 
 def chain_links(members: Sequence[Node], jobs: Sequence[Job]) -> list[Link]:

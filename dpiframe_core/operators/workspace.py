@@ -17,14 +17,6 @@ def done_words(rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadSums:
-    """What the head behind a wave adds up in: partial float32[rows * column tiles * tasks], arrived int32[rows / 16], zeros."""
-
-    partial: torch.Tensor
-    arrived: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
     """Fixed buffers for as many rows as a lane's largest bucket has; smaller buckets use their first rows. Filled by
     `CudaOperators.allocate`; the programs of a lane share them, as one runs at a time.
@@ -38,7 +30,8 @@ class Workspace:
             context_of_row are those that the lookup writes, the same for all layers.
         joined: name of a `placement.Matrix` -> that matrix, of whose columns several values are views.
         maps: CIN node -> float32 matrices for the maps between its layers.
-        links: chain node -> int64 words that its links wait for. head_sums: wave node, if it ends in a head.
+        links: chain node -> int64 words that its links wait for. head_sums: wave node -> those that its head waits for, if it
+            ends in one.
     """
 
     batch: Batch
@@ -50,14 +43,14 @@ class Workspace:
     joined: dict[str, torch.Tensor] = field(default_factory=dict)
     maps: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     links: dict[str, torch.Tensor] = field(default_factory=dict)
-    head_sums: dict[str, HeadSums] = field(default_factory=dict)
+    head_sums: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def bytes_used(self) -> int:
         """Device memory of the values and of what operators need beside them."""
-        tensors = [*self.values.values(), *self.context_rows.values(), *self.joined.values(), *self.links.values()]
+        tensors = [*self.values.values(), *self.context_rows.values(), *self.joined.values()]
+        tensors += [*self.links.values(), *self.head_sums.values()]
         tensors += [t for pair in self.maps.values() for t in pair]
         tensors += [t for own in self.shares.values() for t in (own.x, own.context_of_row, own.shares, own.done)]
-        tensors += [t for sums in self.head_sums.values() for t in (sums.partial, sums.arrived)]
         memory = (t.untyped_storage() for t in tensors if t.is_cuda)  # a lookup's values share theirs
         return sum({m.data_ptr(): m.nbytes() for m in memory}.values())

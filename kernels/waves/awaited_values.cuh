@@ -1,5 +1,6 @@
 // Values that blocks of a launch hand one another: each lies in memory with the batch's number beside it, so that to read one is to
-// know that it is there: no barrier, no fence, and nothing to be cleared. The including file defines X, ROWS and THREADS.
+// know that it is there: no barrier, no fence, and nothing to be cleared. A block may wait for those alone that started before it
+// (chain.cu). The including file defines THREADS.
 #pragma once
 #include "runtime/common.cuh"
 
@@ -33,8 +34,9 @@ __device__ __forceinline__ void put_pair(bf16* to, u64 a, u64 b) {
     *reinterpret_cast<unsigned*>(to) = w;
 }
 
-// x of links before, as it comes: rows * depth words to X[rows][stride].
-__device__ __forceinline__ void take_rows(X* to, int stride, const Word* from, int rows, int depth, int batch) {
+// x of links before, as it comes: rows * depth words to X[rows][stride]; rows is at most MOST.
+template <int MOST, typename T>
+__device__ __forceinline__ void take_rows(T* to, int stride, const Word* from, int rows, int depth, int batch) {
     const int pairs = depth / 2, all = rows * pairs;
     for (int first = threadIdx.x; first < all; first += THREADS * IN_FLIGHT) {
         unsigned waiting = 0;
@@ -50,7 +52,7 @@ __device__ __forceinline__ void take_rows(X* to, int stride, const Word* from, i
 #pragma unroll
             for (int k = 0; k < IN_FLIGHT; ++k)
                 if (waiting >> k & 1 && (int)(a[k] >> 32) == batch && (int)(b[k] >> 32) == batch) {
-                    const int i = first + k * THREADS, r = ROWS == 1 ? 0 : i / pairs;
+                    const int i = first + k * THREADS, r = MOST == 1 ? 0 : i / pairs;
                     put_pair(to + r * stride + 2 * (i - r * pairs), a[k], b[k]);
                     waiting &= ~(1u << k);
                 }

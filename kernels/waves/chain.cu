@@ -84,6 +84,28 @@ __device__ __forceinline__ void mix(X* x, int stride, const float* logits, int r
     }
 }
 
+// x into shared memory, the logits of a mixture into the place of the sums, and the number of row r and this column that the products
+// are multiplied by and added to, if they are `crossed`. A gate's, of a link before, may come later than x.
+__device__ __forceinline__ void take_inputs(
+    const Link& link, int rows, int batch, X* x, int stride, float* sums, bool crossed, int r, int column, float& x0, float& xl) {
+    if (!link.linked) {
+        const int pieces = link.depth * (int)sizeof(X) / 16;
+        for (int i = threadIdx.x; i < rows * pieces; i += THREADS) {
+            const int row = ROWS == 1 ? 0 : i / pieces, piece = i - row * pieces;
+            const X* at = static_cast<const X*>(link.x) + (long long)row * link.x_ld;
+            copy16((unsigned)__cvta_generic_to_shared(x + row * stride) + piece * 16, reinterpret_cast<const uint4*>(at) + piece);
+        }
+    }
+    const long long at_x0 = (long long)r * link.x0_ld + column, at_xl = (long long)r * link.xl_ld + column;
+    if (crossed && !(GATES && link.x0_linked)) x0 = load_value(static_cast<const X*>(link.x0) + at_x0);
+    if (crossed && link.xl && !link.xl_linked) xl = load_value(static_cast<const X*>(link.xl) + at_xl);
+    else if (crossed && link.xl) xl = take(static_cast<const Word*>(link.xl) + at_xl, batch);  // there before x, which is made of it
+    if (MIXES && link.mixed && threadIdx.x < rows * link.experts)
+        sums[threadIdx.x] = take(link.mixed + (long long)(threadIdx.x / link.experts) * link.mixed_ld + threadIdx.x % link.experts, batch);
+    if (link.linked) take_rows<ROWS>(x, stride, static_cast<const Word*>(link.x), rows, link.depth, batch);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 __device__ __forceinline__ void layer(const Link& link, const Head& head, int tile, const int* state, char* shared) {
     const int groups = (link.depth * (int)sizeof(X) + 63) / 64, stride = (groups | 1) * 64 / (int)sizeof(X);  // odd: no bank twice
     uint4* weights = reinterpret_cast<uint4*>(shared);              // [groups][2][32]
@@ -105,63 +127,58 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
         const int rest = groups * 64 / (int)sizeof(X) - link.depth;
         store_value(x + i / rest * stride + link.depth + i % rest, 0.0f);
     }
-    wait_for_dependencies();
-    const int rows = ROWS == 1 ? 1 : min(state[TRUE_ROWS], ROWS), batch = state[BATCH_NUMBER];  // of one row x need not wait for their number
-    if (!link.linked) {
-        const int pieces = link.depth * (int)sizeof(X) / 16;
-        for (int i = threadIdx.x; i < rows * pieces; i += THREADS) {
-            const int row = ROWS == 1 ? 0 : i / pieces, piece = i - row * pieces;
-            const X* at = static_cast<const X*>(link.x) + (long long)row * link.x_ld;
-            copy16((unsigned)__cvta_generic_to_shared(x + row * stride) + piece * 16, reinterpret_cast<const uint4*>(at) + piece);
+    // All that comes behind x runs twice, first on nothing: code that has not run yet is fetched when it is wanted, and until x is
+    // there the block has time for that (H200: 0.3 us a link).
+    __shared__ uint4 nothing[64];
+    int rows = ROWS, batch = 0;
+    float x0 = 0.0f, xl = 0.0f;
+#pragma unroll 1
+    for (int real = 0; real < 2; ++real) {
+        if (real) {
+            wait_for_dependencies();
+            rows = ROWS == 1 ? 1 : min(state[TRUE_ROWS], ROWS), batch = state[BATCH_NUMBER];  // of one row x need not wait for their number
         }
-    }
-    const bool crossed = CROSSED && link.x0 && own && r < rows, gate = CROSSED == 4 || (CROSSED & 4 && link.number != 0.0f);
-    const long long at_x0 = (long long)r * link.x0_ld + column;
-    float x0 = crossed && !(GATES && link.x0_linked) ? load_value(static_cast<const X*>(link.x0) + at_x0) : 0.0f;
-    const bool mixed = MIXES && link.mixed;
-    if (mixed && threadIdx.x < rows * link.experts)  // into the place of the sums
-        sums[threadIdx.x] = take(link.mixed + (long long)(threadIdx.x / link.experts) * link.mixed_ld + threadIdx.x % link.experts, batch);
-    if (link.linked) take_rows(x, stride, static_cast<const Word*>(link.x), rows, link.depth, batch);
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncthreads();
-    if (mixed) {
-        mix(x, stride, sums, rows, link.depth, link.experts);
+        const bool crossed = CROSSED && link.x0 && own && r < rows, gate = CROSSED == 4 || (CROSSED & 4 && link.number != 0.0f);
+        if (real) take_inputs(link, rows, batch, x, stride, sums, crossed, r, column, x0, xl);
         __syncthreads();
-    }
-
-    if (PASSES == 3) multiply_exactly(weights, reinterpret_cast<const float*>(x), stride, groups, sums);
-    else multiply_all(weights, x, stride, groups, rows, sums);
-    __syncthreads();
-    if (threadIdx.x >= (ROWS == 1 ? 32 : ROWS * COLUMNS)) return;  // whole warps
-
-    const bool outer = CROSSED & 2 && link.outer;
-    float v = outer ? 0.0f : bias;
-    if (r < ROWS) {
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) v += sums[(w * ROWS + r) * COLUMNS + threadIdx.x % COLUMNS];
-        v = activated(v, link.activation, shape);  // a DCN-V2 layer has none
-        if (GATES && crossed && link.x0_linked) x0 = take(static_cast<const Word*>(link.x0) + at_x0, batch);
-        if (gate && crossed) {
-            v *= x0 * link.number;
-        } else if (crossed) {
-            float xl;
-            if (!link.xl) xl = load_value(x + r * stride + column);
-            else if (!link.xl_linked) xl = load_value(static_cast<const X*>(link.xl) + (long long)r * link.xl_ld + column);
-            else xl = take(static_cast<const Word*>(link.xl) + (long long)r * link.xl_ld + column, batch);
-            v = x0 * v + xl;
-            if (outer) v += bias;
+        if (MIXES && link.mixed && real) {
+            mix(x, stride, sums, rows, link.depth, link.experts);
+            __syncthreads();
         }
-    }
-    if (link.head) {
+
+        const uint4* factors = real ? weights : nothing;
+        const int count = real ? groups : 1;
+        if (PASSES == 3) multiply_exactly(factors, reinterpret_cast<const float*>(x), stride, count, sums);
+        else multiply_all(factors, x, stride, count, rows, sums);
+        __syncthreads();
+        if (threadIdx.x < (ROWS == 1 ? 32 : ROWS * COLUMNS)) {  // whole warps
+            const bool outer = CROSSED & 2 && link.outer;
+            float v = outer ? 0.0f : bias;
+            if (r < ROWS) {
 #pragma unroll
-        for (int t = 0; t < TASKS; ++t) {
-            float dot = own && r < rows ? share[t] * v : 0.0f;
-            for (int step = COLUMNS / 2; step > 0; step >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, step);
-            if (threadIdx.x % COLUMNS == 0 && r < rows)
-                put(head.partial + ((long long)r * head.slots + link.slot + tile) * TASKS + t, dot, batch);
+                for (int w = 0; w < WARPS; ++w) v += sums[(w * ROWS + r) * COLUMNS + threadIdx.x % COLUMNS];
+                v = activated(v, link.activation, shape);  // a DCN-V2 layer has none
+                if (GATES && crossed && link.x0_linked && real) x0 = take(static_cast<const Word*>(link.x0) + (long long)r * link.x0_ld + column, batch);
+                if (gate && crossed) {
+                    v *= x0 * link.number;
+                } else if (crossed) {
+                    v = x0 * v + (link.xl ? xl : load_value(x + r * stride + column));
+                    if (outer) v += bias;
+                }
+            }
+            if (link.head) {
+#pragma unroll
+                for (int t = 0; t < TASKS; ++t) {
+                    float dot = own && r < rows ? share[t] * v : 0.0f;
+                    for (int step = COLUMNS / 2; step > 0; step >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, step);
+                    if (threadIdx.x % COLUMNS == 0 && r < rows && real)
+                        put(head.partial + ((long long)r * head.slots + link.slot + tile) * TASKS + t, dot, batch);
+                }
+            }
+            if (link.out && own && r < rows && real) put(link.out + (long long)r * link.out_ld + column, v, batch);
         }
+        __syncthreads();  // sums and x of nothing are no longer read
     }
-    if (link.out && own && r < rows) put(link.out + (long long)r * link.out_ld + column, v, batch);
 }
 
 // FM and CROSS links: a warp a row; NORM by fields. A cross network's weights too are on their way before x is: read beside it, a few
@@ -184,7 +201,7 @@ __device__ __forceinline__ void rows_of(Link link, const int* state, char* share
         const X* x = static_cast<const X*>(link.x);
         if (link.linked) {
             X* own = reinterpret_cast<X*>(shared);  // [ROWS][x_ld]
-            take_rows(own, link.x_ld, static_cast<const Word*>(link.x), rows, link.x_ld, batch);
+            take_rows<ROWS>(own, link.x_ld, static_cast<const Word*>(link.x), rows, link.x_ld, batch);
             __syncthreads();
             x = own;
         }
@@ -211,7 +228,7 @@ __device__ __forceinline__ void dots_of(const Link& link, int row, const int* st
     if (row >= rows) return;
     Row v;
     if (threadIdx.x < 32) v.load(static_cast<const X*>(link.xl) + (long long)row * link.xl_ld);
-    take_rows(z, 0, static_cast<const Word*>(link.x) + (long long)row * link.x_ld, 1, DIM, batch);
+    take_rows<1>(z, 0, static_cast<const Word*>(link.x) + (long long)row * link.x_ld, 1, DIM, batch);
     __syncthreads();
     if (threadIdx.x >= 32) return;
     v.load_first(reinterpret_cast<const unsigned*>(z));
@@ -225,20 +242,29 @@ __device__ __forceinline__ void dots_of(const Link& link, int row, const int* st
 
 // The head: a warp a row adds up what all blocks have for it, always in the same order.
 __device__ __forceinline__ void conclude(const Head& head, const int* state) {
-    wait_for_dependencies();
-    const int rows = min(state[TRUE_ROWS], ROWS), batch = state[BATCH_NUMBER], row = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    if (row < rows) {
+    const int row = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int steps = lane < MAX_LOGITS ? head.steps[lane] : 0, linked = lane < MAX_LOGITS ? head.linked[lane] : 0;
+    const void* const logits = lane < MAX_LOGITS ? head.logits[lane] : nullptr;
+    float own[TASKS];  // of a lane: the bias or a logit
+#pragma unroll
+    for (int t = 0; t < TASKS; ++t) own[t] = lane == MAX_LOGITS ? head.bias[t] : 0.0f;
+    int rows = ROWS, batch = 0;
+#pragma unroll 1
+    for (int real = 0; real < 2; ++real) {  // as a layer
+        if (real) {
+            wait_for_dependencies();
+            rows = min(state[TRUE_ROWS], ROWS), batch = state[BATCH_NUMBER];
+        }
+        if (row >= rows) continue;
+        if (logits && !linked && real)
+#pragma unroll
+            for (int t = 0; t < TASKS; ++t) own[t] = static_cast<const float*>(logits)[steps ? row * TASKS + t : row];
         for (int t = 0; t < TASKS; ++t) {
-            float z = 0.0f;
-            for (int s = lane; s < head.slots; s += 32) z += take(head.partial + ((long long)row * head.slots + s) * TASKS + t, batch);
-            if (lane < MAX_LOGITS && head.logits[lane]) {
-                const int at = head.steps[lane] ? row * TASKS + t : row;
-                z += head.linked[lane] ? take(static_cast<const Word*>(head.logits[lane]) + at, batch)
-                                       : static_cast<const float*>(head.logits[lane])[at];
-            }
-            if (lane == MAX_LOGITS) z += head.bias[t];
-            z = warp_sum(z);
-            if (lane == 0) head.scores[row * TASKS + t] = 1.0f / (1.0f + expf(-z));
+            float z = own[t];
+            for (int s = lane; s < head.slots && real; s += 32) z += take(head.partial + ((long long)row * head.slots + s) * TASKS + t, batch);
+            if (logits && linked && real) z += take(static_cast<const Word*>(logits) + (steps ? row * TASKS + t : row), batch);
+            z = 1.0f / (1.0f + expf(-warp_sum(z)));
+            if (lane == 0 && real) head.scores[row * TASKS + t] = z;
         }
     }
     __syncthreads();

@@ -19,6 +19,7 @@ from kernels.waves.wave_jobs import CrossJob, FmJob, JobKind, LinearJob, NormJob
 
 MOST_ROWS = 8  # of chain.cu
 _THREADS, _WARPS = 512, 16
+_STATIC_BYTES = 1024  # of shared memory, beside what a launch asks for
 
 
 class Chain:
@@ -73,7 +74,7 @@ class Chain:
 
     def fits(self, rows: int) -> bool:
         """Whether a launch for so many rows is possible on this device."""
-        return rows <= MOST_ROWS and self._shared_bytes(_bucket(rows)) <= shared_limit(self._device)
+        return rows <= MOST_ROWS and self._shared_bytes(_bucket(rows)) + _STATIC_BYTES <= shared_limit(self._device)
 
     def sources(self, rows: int) -> list[KernelSource]:
         """What a bucket of so many rows needs."""

@@ -173,6 +173,8 @@ __device__ __forceinline__ void linear(const Wave& wave, const Job& job, int blo
         commit();
         wait_group<0>();
     }
+    Met met;
+    if (EARLY && !rank) met.read(job, own, m0, n0, 0, rows);
     float sums[MT][NT][4] = {};
     for (int c = 0; c < product.spans; ++c) {
         wait_group<STAGES - 2>();
@@ -205,7 +207,7 @@ __device__ __forceinline__ void linear(const Wave& wave, const Job& job, int blo
 
     if (CLUSTERED && !add_up<WK>(products, rank, cluster)) return;
     if (is_share(job)) store_shares<WK>(job, products, m0, n0, tile_column, rows, batch);
-    else conclude<CLUSTERED ? 1 : WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch, apart ? contexts : nullptr);
+    else conclude<CLUSTERED ? 1 : WK>(wave.head, job, own, met, products, m0, n0, tile_column, rows, batch, apart ? contexts : nullptr);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) wave(const __grid_constant__ Wave wave, const int* state, int bucket) {

@@ -7,6 +7,7 @@
 #pragma once
 #include "runtime/barriers.cuh"
 #include "runtime/common.cuh"
+#include "waves/awaited_values.cuh"
 #include "waves/epilogue.cuh"
 #include "dense/row_norms.cuh"
 
@@ -40,47 +41,52 @@ struct Job {
     int* shares_done;          // [most / BM, tiles]: the number of the batch whose shares are there
 };
 struct Head {
-    float* partial;            // [rows, slots, TASKS]
-    int* arrived;              // blocks that are done, a group of rows; zero between launches
+    Word* partial;             // [rows, slots, TASKS]
     const float* bias;         // [TASKS]
     const float* logits[MAX_LOGITS];
     float* scores;             // [rows, TASKS], pinned host memory
     int* done;                 // pinned; see announce
     int steps[MAX_LOGITS];     // 0: one logit for all tasks; else TASKS logits a row
-    int slots, expected;       // 0: no head in this wave
+    int slots;
 };
 struct Wave { Job jobs[MAX_JOBS]; Head head; int count, cluster; };  // cluster: blocks of one
 #include "waves/shares.cuh"
 
-// The block that is last to finish a group of rows adds up what all blocks left for it, 8 lanes a row, always in the same order.
-#define GROUP (BM > 64 ? BM : 64)
+// The last of all blocks that have sums for the head of the tile's rows adds them up, 8 lanes a row, always in the same order. It waits
+// for the others' numbers, as a link of a chain does: they started before it.
 __device__ __forceinline__ void finish(const Head& head, int m0, int rows, int batch) {
-    __shared__ bool last;
-    const int first = m0 / GROUP * GROUP, n = min(GROUP, rows - first);
-    SYNC();
-    if (threadIdx.x == 0) {
-        last = count_up(head.arrived + m0 / GROUP) == head.expected * ((n + BM - 1) / BM) - 1;
-        if (last) head.arrived[m0 / GROUP] = 0;
-    }
-    SYNC();
-    if (!last) return;
-    const int lane = threadIdx.x & 7;
+    constexpr int EACH = (BM * 8 + THREADS - 1) / THREADS;  // rows of 8 lanes: all that they read is on its way at once
+    const int n = min(BM, rows - m0), lane = threadIdx.x & 7, from = threadIdx.x >> 3;
+    const auto row = [&](int k) { return (long long)m0 + min(from + k * (THREADS / 8), n - 1); };
+    const float* const logits = lane < MAX_LOGITS ? head.logits[lane] : nullptr;
+    const bool each = logits && head.steps[lane];  // of whose tasks
+    for (int t = 0; t < TASKS; ++t) {
+        float z[EACH];
 #pragma unroll
-    for (int k = 0; k < (GROUP * 8 + THREADS - 1) / THREADS; ++k) {  // whole warps
-        const int r = (threadIdx.x >> 3) + k * (THREADS / 8);
-        const long long row = first + min(r, n - 1);
-        for (int t = 0; t < TASKS; ++t) {
-            float z = 0.0f;
-#pragma unroll 4
-            for (int s = lane; s < head.slots; s += 8) z += __ldcg(head.partial + (row * head.slots + s) * TASKS + t);
-            if (lane < MAX_LOGITS && head.logits[lane]) z += head.logits[lane][head.steps[lane] ? row * TASKS + t : row];
-            if (lane == MAX_LOGITS) z += head.bias[t];
-            for (int step = 4; step > 0; step >>= 1) z += __shfl_xor_sync(0xffffffffu, z, step);
-            if (lane == 0 && r < n) head.scores[row * TASKS + t] = 1.0f / (1.0f + expf(-z));
+        for (int k = 0; k < EACH; ++k) {
+            const float* own = lane == MAX_LOGITS ? head.bias + t : logits ? logits + (each ? row(k) * TASKS + t : row(k)) : nullptr;
+            z[k] = own ? __ldcg(own) : 0.0f;
+        }
+#pragma unroll 1
+        for (int s = lane; s < head.slots; s += 8) {
+            for (unsigned waiting = (1u << EACH) - 1; waiting;) {
+                u64 w[EACH];
+#pragma unroll
+                for (int k = 0; k < EACH; ++k) w[k] = word(head.partial + (row(k) * head.slots + s) * TASKS + t);
+#pragma unroll
+                for (int k = 0; k < EACH; ++k)
+                    if (waiting >> k & 1 && (int)(w[k] >> 32) == batch) z[k] += __uint_as_float((unsigned)w[k]), waiting &= ~(1u << k);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) {  // whole warps
+            const int r = from + k * (THREADS / 8);
+            for (int step = 4; step > 0; step >>= 1) z[k] += __shfl_xor_sync(0xffffffffu, z[k], step);
+            if (lane == 0 && r < n) head.scores[(long long)(m0 + r) * TASKS + t] = 1.0f / (1.0f + expf(-z[k]));
         }
     }
     SYNC();
-    if (threadIdx.x * ROWS_A_WORD < n) announce(head.done, first / ROWS_A_WORD + threadIdx.x, batch);
+    if (threadIdx.x * ROWS_A_WORD < n) announce(head.done, m0 / ROWS_A_WORD + threadIdx.x, batch);
 }
 
 // A thread's 4 columns of the tile: what is added to their products, and the head's weights for them. Read ahead of the products.
@@ -140,14 +146,33 @@ template <int PARTS> __device__ __forceinline__ bool add_up(float* products, int
     return true;
 }
 
+constexpr int OWN_ROWS = (BM * ROW_THREADS + THREADS - 1) / THREADS;  // of the tile, in which a thread has its columns
+// Whether x0 and xl are read ahead of the products, where they take few registers; else it is a trip to the L2 behind them.
+constexpr bool EARLY = CROSSED && OWN_ROWS * (int)sizeof(Four<X>) <= 64;
+constexpr int MOST_AT_ONCE = CROSSED && KINDS < 1 << GELU ? 16 / (int)sizeof(X) : 4;
+constexpr int AT_ONCE = EARLY || OWN_ROWS < MOST_AT_ONCE ? OWN_ROWS : MOST_AT_ONCE;
+
+// What a thread's products of some rows meet in a cross layer or a gate. All reads are on their way before the first is used.
+struct Met {
+    Four<X> x0[AT_ONCE], xl[AT_ONCE];
+    __device__ __forceinline__ void read(const Job& job, const Columns& own, int m0, int n0, int from, int rows) {
+        if (!CROSSED || !own.there || !job.x0) return;
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; ++u) {
+            const int row = m0 + threadIdx.x / ROW_THREADS + (from + u) * (THREADS / ROW_THREADS);
+            if (row >= rows) continue;
+            x0[u] = four(job.x0 + (long long)row * job.x0_ld + n0 + own.column);
+            if (!GATES || job.xl) xl[u] = four(job.xl + (long long)row * job.xl_ld + n0 + own.column);
+        }
+    }
+};
+
 // Adds up the PARTS products [PARTS][BM][BN + 8] of the tile, applies bias, cross layer and activation, stores, and hands the
-// head its share. contexts: of the tile's rows, if each context has a share of the products.
+// head its share. met: read if EARLY. contexts: of the tile's rows, if each context has a share of the products.
 template <int PARTS>
 __device__ __forceinline__ void conclude(
-    const Head& head, const Job& job, const Columns& own, const float* products, int m0, int n0, int tile_column, int rows,
-    int batch, const int* contexts) {
-    constexpr int EACH = (BM * ROW_THREADS + THREADS - 1) / THREADS;
-    constexpr int MOST = CROSSED && KINDS < 1 << GELU ? 16 / (int)sizeof(X) : 4, AT_ONCE = EACH < MOST ? EACH : MOST;
+    const Head& head, const Job& job, const Columns& own, Met& met, const float* products, int m0, int n0, int tile_column,
+    int rows, int batch, const int* contexts) {
     const int column = n0 + own.column, from = threadIdx.x / ROW_THREADS;
     constexpr int STEP = THREADS / ROW_THREADS;
     const bool outer = CROSSED & 2 && job.outer;
@@ -155,17 +180,8 @@ __device__ __forceinline__ void conclude(
     Shape shape[SHAPED ? 4 : 1];  // read here: kept beside the sums of the products it would take their registers
     if (SHAPED && own.there && job.shape)
         for (int k = 0; k < 4; ++k) shape[k] = shape_of<HAS(DICE) ? DICE : PRELU>(job.shape, job.width, column + k);
-    for (int i = 0; i < EACH; i += AT_ONCE) {
-        Four<X> first[AT_ONCE], last[AT_ONCE];
-        if (CROSSED && own.there && job.x0) {  // all of these reads are on their way before the first is used
-#pragma unroll
-            for (int u = 0; u < AT_ONCE; ++u) {
-                const int row = m0 + from + (i + u) * STEP;
-                if (row >= rows) continue;
-                first[u] = four(job.x0 + (long long)row * job.x0_ld + column);
-                if (!GATES || job.xl) last[u] = four(job.xl + (long long)row * job.xl_ld + column);
-            }
-        }
+    for (int i = 0; i < OWN_ROWS; i += AT_ONCE) {
+        if (!EARLY) met.read(job, own, m0, n0, i, rows);
 #pragma unroll
         for (int u = 0; u < AT_ONCE; ++u) {
             const int r = from + (i + u) * STEP, row = m0 + r;
@@ -185,8 +201,8 @@ __device__ __forceinline__ void conclude(
             for (int k = 0; k < 4; ++k) v[k] = activated(v[k], job.activation, shape[SHAPED ? k : 0]);  // a DCN-V2 layer has none
             if (CROSSED && valid && job.x0) {
                 float a[4], b[4] = {};
-                widen4(first[u], a);
-                if (!GATES || job.xl) widen4(last[u], b);
+                widen4(met.x0[u], a);
+                if (!GATES || job.xl) widen4(met.xl[u], b);
                 if (FP8 || GATES)
                     for (int k = 0; k < 4; ++k) a[k] *= job.x0_scale, b[k] *= job.xl_scale;
                 for (int k = 0; k < 4; ++k) v[k] = a[k] * v[k] + b[k];
@@ -200,7 +216,7 @@ __device__ __forceinline__ void conclude(
                         for (int k = 0; k < 4; ++k) dot += own.share[t][k] * v[k];
                     for (int step = ROW_THREADS / 2; step > 0; step >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, step);
                     if (threadIdx.x % ROW_THREADS == 0 && row < rows)
-                        __stcg(head.partial + ((long long)row * head.slots + job.slot + tile_column) * TASKS + t, dot);
+                        put(head.partial + ((long long)row * head.slots + job.slot + tile_column) * TASKS + t, dot, batch);
                 }
             }
             if (FP8)
@@ -208,7 +224,7 @@ __device__ __forceinline__ void conclude(
             if (valid && job.out) store4(static_cast<X*>(job.out) + (long long)row * job.out_ld + column, v);
         }
     }
-    if (HEAD && job.head) finish(head, m0, rows, batch);
+    if (HEAD && job.head && job.slot + tile_column == head.slots - 1) finish(head, m0, rows, batch);
 }
 
 // NORM jobs by fields; FM and CROSS a warp a row, WARPS rows a block.

@@ -41,11 +41,11 @@ class JobArguments(ctypes.Structure):
 
 class HeadArguments(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("partial", "arrived", "bias")),
+        *((name, ctypes.c_void_p) for name in ("partial", "bias")),
         ("logits", ctypes.c_void_p * MAX_LOGITS),
         *((name, ctypes.c_void_p) for name in ("scores", "done")),
         ("steps", ctypes.c_int * MAX_LOGITS),
-        *((name, ctypes.c_int) for name in ("slots", "expected")),
+        ("slots", ctypes.c_int),
     )
 
 
@@ -160,13 +160,14 @@ def fill_head(target: HeadArguments, head: HeadOperands, bias: torch.Tensor, row
     """Raises ValueError: too many logits, or the scratch is too small."""
     if len(head.logits) > MAX_LOGITS:
         raise ValueError(f"wave head: got {len(head.logits)} logits, expected at most {MAX_LOGITS}")
-    if head.partial.numel() < rows * slots * tasks or head.arrived.numel() * 16 < rows:
-        raise ValueError(f"wave head: got scratch for {head.partial.numel()} sums, expected {rows * slots * tasks}")
-    target.partial, target.arrived = head.partial.data_ptr(), head.arrived.data_ptr()
-    target.bias, target.scores, target.done = bias.data_ptr(), head.scores.data_ptr(), head.done.data_ptr()
+    if head.partial.numel() < rows * slots * tasks or head.partial.dtype != torch.int64:
+        got = f"{head.partial.numel()} words of {head.partial.dtype}"
+        raise ValueError(f"wave head: got {got}, expected {rows * slots * tasks} of torch.int64")
+    target.partial, target.bias = head.partial.data_ptr(), bias.data_ptr()
+    target.scores, target.done = head.scores.data_ptr(), head.done.data_ptr()
     for i, logit in enumerate(head.logits):
         target.logits[i], target.steps[i] = logit.data_ptr(), logit_steps(logit, tasks)
-    target.slots = target.expected = slots
+    target.slots = slots
 
 
 def fill_share(

@@ -190,11 +190,11 @@ class HeadOperands:
     Attributes:
         logits: float32[rows, 1 or tasks], at most 3, complete before the wave starts. scores: float32[rows, tasks], pinned.
         done: int32[>= rows / 8], pinned: gets the batch number for every 8 rows (common.cuh, announce).
-        partial: float32 scratch of the device, at least rows * column tiles * tasks. arrived: int32 zeros, one a 16 rows.
+        partial: int64 words of the device, at least rows * column tiles * tasks, zeros at first: what blocks add up, with the
+            number of the batch beside it (state[BATCH_NUMBER], which none of the 2^32 batches before had).
     """
 
     logits: Sequence[torch.Tensor]
     scores: torch.Tensor
     done: torch.Tensor
     partial: torch.Tensor
-    arrived: torch.Tensor

@@ -170,6 +170,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     const int rows = rows_of_product(job, state), batch = state[BATCH_NUMBER];
     if (m0 >= rows) return;
     if (BRINGS && job.x0) bring_to_l2(job, m0, n0, rows);
+    Met met;
+    if (EARLY && !rank) met.read(job, own, m0, n0, 0, rows);
     Sums sums;
 #pragma unroll
     for (int p = 0; p < BN / PIECE; ++p)
@@ -195,5 +197,5 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     SYNC();
     if (CLUSTERED && !add_up<WK>(products, rank, cluster)) return;
     if (is_share(job)) store_shares<WK>(job, products, m0, n0, tile_column, rows, batch);
-    else conclude<CLUSTERED ? 1 : WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch, apart ? contexts : nullptr);
+    else conclude<CLUSTERED ? 1 : WK>(wave.head, job, own, met, products, m0, n0, tile_column, rows, batch, apart ? contexts : nullptr);
 }

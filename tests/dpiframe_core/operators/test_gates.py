@@ -66,8 +66,8 @@ class Small:
                 continue
             assert node.op == "wave", node.op
             wave = wave_module.Wave(*jobs_of(node.attrs.members, self.graph, self.w.dense, {}), "fp32", CPU)
-            sums = SimpleNamespace(partial=torch.zeros(ROWS * 200), arrived=torch.zeros(1, dtype=torch.int32))
-            workspace = SimpleNamespace(head_sums={node.name: sums}, done=self.done, shares={})
+            words = torch.zeros(ROWS * 200, dtype=torch.int64)
+            workspace = SimpleNamespace(head_sums={node.name: words}, done=self.done, shares={})
             head = head_operands(node, wave, self.values, ROWS, workspace)
             wave.run(job_operands(node, wave, self.values, ROWS, workspace), ROWS, head, self.state, TILES[0])
         if last.op == "head":
