@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -24,7 +25,7 @@ from benchmarks.systems.launches import dependent_launches
 from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.system import System
 from benchmarks.systems.torch_calls import called
-from benchmarks.timing import interleaved
+from benchmarks.timing import interleaved, on_quickest_core
 from benchmarks.workloads.inputs import PeerInputs
 from benchmarks.workloads.models import workload
 from benchmarks.workloads.workload import Form, Workload
@@ -204,7 +205,8 @@ class JobRun:
             worst = {name: self._check(name, s, at) for name, s in systems.items()}
             count = len(cell.blocks)
             calls = {name: lambda i, s=s: s.score(cell.blocks[i % count]) for name, s in systems.items()}
-            times = interleaved(calls, self.job.seconds)
+            with on_quickest_core() if self.device.type == "cuda" else nullcontext():
+                times = interleaved(calls, self.job.seconds)
             device_us = {name: s.device_us(cell.blocks[0]) for name, s in systems.items()}
         named = self.sweep.cell(w, contexts) | {"buckets": "exact"}
         found = []

@@ -1,6 +1,7 @@
 """Suite `latency`: models x precisions x batches x systems, host to host, each held against the strict float32 source model."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.names import PAPER_MODELS, is_compiled
 from benchmarks.systems.system import System
-from benchmarks.timing import interleaved
+from benchmarks.timing import interleaved, on_quickest_core
 from benchmarks.workloads.workload import Workload
 from kernels.dense.linear import matmul_precision
 
@@ -68,7 +69,8 @@ def _cell(sweep: ModelSweep, at: Cell, names: Sequence[str], buckets: str, machi
     count = len(blocks)
     with torch.inference_mode():
         calls = {name: lambda i, s=system: s.score(blocks[i % count]) for name, system in built.items()}
-        times = interleaved(calls, sweep.seconds)
+        with on_quickest_core() if sweep.device.type == "cuda" else nullcontext():  # CPU kernels have threads of their own
+            times = interleaved(calls, sweep.seconds)
         device_us = {name: system.device_us(blocks[0]) for name, system in built.items()}
     cell = sweep.cell(w, at.contexts) | {"buckets": buckets}
     for name, system in built.items():

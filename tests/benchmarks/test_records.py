@@ -1,15 +1,18 @@
 """Records on disk: valid after every one, appended to by cell, compared within a cell."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import typer
 
+from benchmarks import timing
 from benchmarks.records.record import record
 from benchmarks.records.result_file import ResultFile
 from benchmarks.records.run import Run
 from benchmarks.report.results import Results
-from benchmarks.timing import Times, interleaved, times_of
+from benchmarks.timing import Times, interleaved, on_quickest_core, times_of
 
 RUN = {"gpu": "NVIDIA H200", "commit": "abc", "date": "today"}
 
@@ -169,6 +172,29 @@ def test_a_call_that_times_itself_is_taken_at_its_word():
     assert (times["a"].p50_us, times["a"].p99_us) == (500_000, 500_000)
     assert times["b"].p99_us == 500_000
     assert times["a"].calls >= 20
+
+
+def test_one_thread_alone_is_on_one_core_while_a_cell_is_timed_and_free_again_if_that_fails():
+    before, seen = os.sched_getaffinity(0), []
+
+    def fails(other):
+        with on_quickest_core():
+            seen.extend((os.sched_getaffinity(0), other.submit(os.sched_getaffinity, 0).result()))
+            raise ZeroDivisionError
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(int).result()
+        with pytest.raises(ZeroDivisionError):
+            fails(other)
+    assert (len(seen[0]), seen[1], os.sched_getaffinity(0)) == (1, before, before)
+
+
+def test_the_core_that_is_quickest_is_taken(monkeypatch):
+    cores, took = os.sched_getaffinity(0), {}
+    monkeypatch.setattr(timing, "_loop_s", lambda: took.setdefault(min(os.sched_getaffinity(0)), 1.0 - 0.1 * len(took)))
+    with on_quickest_core():
+        assert os.sched_getaffinity(0) == {list(took)[-1]}
+    assert took.keys() == cores
 
 
 def test_a_run_that_measures_nothing_says_so(tmp_path, capsys):
