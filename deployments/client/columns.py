@@ -83,6 +83,8 @@ def _column(name: str, values: Column) -> list[WireTensor]:
     beside: list[WireTensor] = []
     if any(isinstance(value, list | tuple | np.ndarray) for value in listed):
         bags = [() if value is None else value for value in listed]
+        if odd := [bag for bag in bags if not isinstance(bag, list | tuple | np.ndarray)]:  # a text is letters to `len`
+            raise ValueError(f"{name}: got {odd[0]!r} beside lists, expected lists alone")
         beside.append(_array(f"{name}:lengths", np.array([len(bag) for bag in bags], np.int64)))
         listed = list(chain.from_iterable(bags))
         if None in listed:

@@ -124,6 +124,8 @@ def test_a_refusal_is_raised_at_once_with_the_services_words(live: LiveApp) -> N
         (["a", 1, 2], "item: got values of ['int', 'str'], expected all text or all numbers"),
         ([True, False, True], "item: got values of ['bool'], expected all text or all numbers"),
         ([[1, None], [2], [3]], "item: got None inside a list, expected values"),
+        ([[1], "1^2", [3]], "item: got '1^2' beside lists, expected lists alone"),
+        ([[1], 2, None], "item: got 2 beside lists, expected lists alone"),
         ([2**80, 1, 2], "item: got values of ['int'], expected all text or all numbers"),
         (np.zeros((3, 1, 1)), "item: got float64[3, 1, 1], expected numbers in one or two dimensions"),
         ([5], "item: got 1 values, expected 3, as of site"),
