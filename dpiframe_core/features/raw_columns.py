@@ -168,10 +168,13 @@ def as_list(values: ColumnValues) -> list[object]:
 
 
 def split_text(value: object, splitter: str, kind: Literal["string", "int"]) -> object:
-    """Joined text -> a list of text or of integers (text that is none stays, to be refused by its place); else the value."""
+    """Joined text -> a list of text or of integers (text that is none stays, to be refused by its place); else the value.
+
+    The empty text is what an empty list is joined to.
+    """
     if not isinstance(value, str):
         return value
-    parts = value.split(splitter) if value or kind == "string" else []
+    parts = value.split(splitter) if value else []
     return parts if kind == "string" else [int(part) if _INTEGER_TEXT.fullmatch(part) else part for part in parts]
 
 

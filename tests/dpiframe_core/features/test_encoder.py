@@ -563,6 +563,11 @@ def test_joined_text_is_a_list_and_its_padding_is_null(column: Any, expected: li
     assert ids(joined(), column) == expected
 
 
+def test_empty_joined_text_is_an_empty_list_whatever_the_padding_is() -> None:
+    assert ids(joined(padding_value=None), ["", "a^zzz", "a"]) == [[-1, -1, -1], [2, 1, -1], [2, -1, -1]]
+    assert ids(joined(padding_value="-", missing_id=0), ["", "a^-"]) == [[0, -1, -1], [2, 0, -1]]
+
+
 def test_joined_integers_are_read_as_integers_and_other_text_is_refused_by_its_place() -> None:
     feature = joined(values="int", encoder=Identity(), splitter="|", padding_value=0)
     assert ids(feature, ["7|0|3", "", 5 * [4], None]) == [[7, -1, 3], [-1, -1, -1], [4, 4, 4], [-1, -1, -1]]
