@@ -24,6 +24,7 @@ from dpiframe_core.bundle.encoding_files import (
     bundle_around,
     check_hashes,
     check_listed,
+    is_bundle,
     listed_files,
     named,
     read_example,
@@ -182,8 +183,7 @@ def write_bundle(
 
 def is_taken(path: Path, overwrite: bool) -> bool:
     """Whether no bundle may be written there: something else lies there, or a bundle that is not to be overwritten."""
-    replaced = overwrite and not path.is_symlink() and (path / MANIFEST_FILE).is_file()
-    return (path.exists() or path.is_symlink()) and not replaced
+    return os.path.lexists(path) and not (overwrite and not path.is_symlink() and is_bundle(path))
 
 
 def _read(root: Path, verify: bool, keep_vocabularies: bool) -> Bundle:

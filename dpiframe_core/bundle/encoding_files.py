@@ -15,6 +15,7 @@ from typing import Any
 
 from dpiframe_core.bundle.manifest import (
     EXAMPLE_FILE,
+    FORMAT,
     MANIFEST_FILE,
     Manifest,
     parse_manifest,
@@ -138,7 +139,15 @@ def check_listed(root: Path, names: Iterable[str]) -> None:
 def bundle_around(path: Path) -> Path | None:
     """The bundle in whose directory a path lies, None if in none. Anything else in there and it does not load any more."""
     within = path.absolute().parent.resolve()
-    return next((folder for folder in (within, *within.parents) if (folder / MANIFEST_FILE).is_file()), None)
+    return next((folder for folder in (within, *within.parents) if is_bundle(folder)), None)
+
+
+def is_bundle(folder: Path) -> bool:
+    """By its `model.yaml`, which says that it is ours: another one of that name may be anybody's, an import's spec too."""
+    try:
+        return FORMAT.encode() in (folder / MANIFEST_FILE).read_bytes()
+    except OSError:
+        return False
 
 
 def _read_vocabulary(root: Path, file: str) -> VocabularyTable:

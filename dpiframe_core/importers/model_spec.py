@@ -171,7 +171,8 @@ def _of_whole(file: Path, values: str, where: str) -> VocabularyTable:
     except OSError:
         raise InputError(where, str(file), "a file, named as seen from the spec's folder") from None
     except (ValueError, AttributeError, RecursionError) as e:
-        raise InputError(f"{file}", str(e), f"a JSON object of {values} values and ids") from None
+        got = "no object" if isinstance(e, AttributeError) else str(e)
+        raise InputError(f"{file}", got, f"a JSON object of {values} values and ids") from None
     return VocabularyTable.of(ids)  # type: ignore[arg-type]  # of one kind, which it checks
 
 

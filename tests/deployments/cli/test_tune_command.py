@@ -139,7 +139,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path
     with pytest.raises(InputError, match=r"--out: got .*, expected a file, not a folder"):
         check_outfile("--out", tmp_path)
     (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle" / "model.yaml").touch()
+    (tmp_path / "bundle" / "model.yaml").write_text("format: dpiframe-bundle/1\n")
     (tmp_path / "link").symlink_to(tmp_path / "bundle")
     for folder in ("bundle", "link"):
         with pytest.raises(InputError, match=r"expected a path outside of the bundle .*bundle, which loads with its own files"):

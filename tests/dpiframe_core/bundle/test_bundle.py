@@ -341,6 +341,17 @@ def test_an_existing_path_is_kept_unless_it_is_a_bundle_to_overwrite(bundle: Pat
         write_bundle(bundle, **parts(), overwrite=True)
 
 
+def test_a_model_yaml_that_is_not_ours_makes_no_folder_a_bundle(tmp_path: Path) -> None:
+    """It may be an import's spec, beside the checkpoint: no folder to replace, and none to keep out of."""
+    (tmp_path / "model.yaml").write_text("model: DCN\n")
+    (tmp_path / "weights.pt").write_bytes(b"all that is left of the training")
+    with pytest.raises(BundleError, match=r"got an existing path, expected a new one, or a bundle and overwrite=True"):
+        write_bundle(tmp_path, **parts(), overwrite=True)
+    write_bundle(tmp_path / "demo", **parts())
+    assert sorted(os.listdir(tmp_path)) == ["demo", "model.yaml", "weights.pt"]
+    assert read_bundle(tmp_path / "demo").manifest.name == "demo"
+
+
 def test_dense_parameters_may_share_memory_and_need_not_be_contiguous(tmp_path: Path) -> None:
     one = torch.arange(6.0).reshape(2, 3)
     write_bundle(tmp_path / "demo", **spoiled(dense={"a": one, "b": one.T, "c": one[1], "d": torch.nn.Parameter(one)}))
