@@ -9,8 +9,8 @@ from dpiframe_core.errors import InputError, shown
 
 # Names become file names and JSON keys: no separators, no leading dot.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")]
-# Versions become a segment of a path, percent-encoded, and one line of text.
-Version = Annotated[str, Field(pattern=r"^[!-.0-~]{1,64}$")]
+# Versions become a segment of a path, percent-encoded, and one line of text. Not of dots alone: clients resolve those in paths.
+Version = Annotated[str, Field(pattern=r"^\.*[!-\-0-~][!-.0-~]*$", max_length=64)]
 
 _FAULT = re.compile(r"(?:(?P<where>.*?): )?got (?P<got>.*?), expected (?P<expected>.*)", re.DOTALL)
 
@@ -58,7 +58,7 @@ def first_fault(error: ValidationError, *, yaml: bool = False) -> str:
             kind = key.strip("_()'")
             line = f"got {kind} {tag!r}, expected one of {tags}"
         case _:
-            rule = in_yaml(fault["msg"]) if yaml else fault["msg"]
+            rule = (in_yaml(fault["msg"]) if yaml else fault["msg"]).removeprefix("String should have ")
             rule = rule.removeprefix("Input should be ").replace("String should match pattern", "text of the pattern")
             line = f"got {shown(fault['input'])}, expected {rule}"
     return f"{where}{line}" + (f" ({more} more fault{'s' * (more > 1)})" if more else "")

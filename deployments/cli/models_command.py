@@ -129,6 +129,8 @@ def _ask(url: str, method: str, path: str, body: dict[str, Any] | None = None, t
 
     from deployments.client.call import bearer
 
+    if dots := {".", ".."}.intersection(path.split("/")):  # resolved by httpx, `versions/..` would be the whole model
+        raise Refused(f"name: got {dots.pop()!r}, expected that of a model or a version")
     try:
         answer = httpx.request(method, url.rstrip("/") + path, json=body, headers=bearer(None), timeout=timeout_s + 60)
         said: dict[str, Any] = answer.json()

@@ -29,6 +29,8 @@ class _Requests:
     """What both clients share: where requests go and what they look like."""
 
     def __init__(self, model: str, version: str | None, retry: Retry, timeout_s: float) -> None:
+        if {model, version} & {".", ".."}:  # which httpx resolves: without the version it would be the live one's path
+            raise ValueError(f"model, version: got {model!r}, {version!r}, expected names")
         self._path = f"/v2/models/{quote(model, '')}" + (f"/versions/{quote(version, '')}" if version else "") + "/infer"
         self._retry = retry
         self._timeout_s = timeout_s

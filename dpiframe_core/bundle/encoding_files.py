@@ -144,10 +144,8 @@ def bundle_around(path: Path) -> Path | None:
 
 def is_bundle(folder: Path) -> bool:
     """By its `model.yaml`, which says that it is ours: another one of that name may be anybody's, an import's spec too."""
-    try:
-        return FORMAT.encode() in (folder / MANIFEST_FILE).read_bytes()
-    except OSError:
-        return False
+    file = folder / MANIFEST_FILE
+    return file.is_file() and os.access(file, os.R_OK) and FORMAT.encode() in file.read_bytes()
 
 
 def _read_vocabulary(root: Path, file: str) -> VocabularyTable:

@@ -172,7 +172,7 @@ def _of_whole(file: Path, values: str, where: str) -> VocabularyTable:
         raise InputError(where, str(file), "a file, named as seen from the spec's folder") from None
     except (ValueError, AttributeError, RecursionError) as e:
         got = "no object" if isinstance(e, AttributeError) else str(e)
-        raise InputError(f"{file}", got, f"a JSON object of {values} values and ids") from None
+        raise InputError(str(file), got, f"a JSON object of {values} values and ids") from None
     return VocabularyTable.of(ids)  # type: ignore[arg-type]  # of one kind, which it checks
 
 

@@ -95,6 +95,14 @@ def test_each_command_is_one_call_with_the_token(
     assert Asked.asked == [*looked, (asked[0], asked[1], "Bearer dpi_x", asked[2])]
 
 
+@pytest.mark.parametrize("said", ["unload ctr ..", "unload ctr .", "load ctr .. ctr-2 --new", "delete ..", "rollback .."])
+def test_a_name_of_dots_is_no_name_of_what_lies_above(url: str, said: str) -> None:
+    """`DELETE /v1/models/ctr/versions/..` goes out as `DELETE /v1/models/ctr`: the model with all of its versions."""
+    done = CliRunner().invoke(app, ["models", *shlex.split(said), "--url", url])
+    assert (done.exit_code, Asked.asked) == (1, []), done.output
+    assert done.output.endswith("', expected that of a model or a version\n")
+
+
 def test_a_model_that_the_service_does_not_have_is_loaded_only_as_a_new_one(url: str) -> None:
     done = CliRunner().invoke(app, ["models", "load", "ctrr", "4", "ctr-4", "--url", url])
     assert (done.exit_code, done.output) == (1, "error: model: got 'ctrr', expected ctr, or --new for a further model\n")

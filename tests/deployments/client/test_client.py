@@ -118,6 +118,12 @@ def test_a_refusal_is_raised_at_once_with_the_services_words(live: LiveApp) -> N
         client.score(columns(3), {"user": 1})
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_version_of_dots_is_not_the_live_one(live: LiveApp, name: str) -> None:
+    with pytest.raises(ValueError, match=r"^model, version: got 'fake', '\.\.?', expected names$"):
+        Client(live.url, "fake", version=name)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -275,8 +275,10 @@ NAN_TABLE[6, 1] = torch.nan
     [
         ({"name": "../demo"},
          "model.yaml: name: got '../demo', expected text of the pattern '^[A-Za-z0-9_][A-Za-z0-9_.\\-]{0,127}$'"),
-        ({"version": "1 "}, "model.yaml: version: got '1 ', expected text of the pattern '^[!-.0-~]{1,64}$'"),
-        ({"version": "1/2"}, "model.yaml: version: got '1/2', expected text of the pattern '^[!-.0-~]{1,64}$'"),
+        ({"version": "1 "}, "model.yaml: version: got '1 ', expected text of the pattern '^\\.*[!-\\-0-~][!-.0-~]*$'"),
+        ({"version": "1/2"}, "model.yaml: version: got '1/2', expected text of the pattern '^\\.*[!-\\-0-~][!-.0-~]*$'"),
+        ({"version": ".."}, "model.yaml: version: got '..', expected text of the pattern '^\\.*[!-\\-0-~][!-.0-~]*$'"),
+        ({"version": "1" * 65}, f"model.yaml: version: got '{'1' * 65}', expected at most 64 characters"),
         ({"tasks": ("click", "click")}, "model.yaml: tasks: got ('click', 'click'), expected distinct names"),
         ({"tasks": ("click",)}, "golden.safetensors: scores: got float32[3, 2], expected float32[3, 1]"),
         ({"golden_tolerance": {"bf16": 0.0}}, "model.yaml: GoldenSpec.tolerance.bf16: got 0.0, expected greater than 0"),
