@@ -167,12 +167,13 @@ def _of_whole(file: Path, values: str, where: str) -> VocabularyTable:
     """By a dict in memory, for what `read_token_ids` leaves."""
     try:
         entries = json.loads(file.read_bytes())
+        if not isinstance(entries, dict) or not entries:
+            raise ValueError("no entries")
         ids = {str(k) if values == "string" else int(k): v for k, v in entries.items()}
     except OSError:
         raise InputError(where, str(file), "a file, named as seen from the spec's folder") from None
-    except (ValueError, AttributeError, RecursionError) as e:
-        got = "no object" if isinstance(e, AttributeError) else str(e)
-        raise InputError(str(file), got, f"a JSON object of {values} values and ids") from None
+    except (ValueError, RecursionError) as e:
+        raise InputError(str(file), str(e), f"a JSON object of {values} values and ids") from None
     return VocabularyTable.of(ids)  # type: ignore[arg-type]  # of one kind, which it checks
 
 

@@ -39,9 +39,10 @@ def test_a_vocabulary_that_is_cut_off_is_named_itself(tmp_path):
         read_spec(tmp_path / "spec.yaml")
     assert str(caught.value).startswith(f"{tmp_path}/b.json: got 'Expecting property name enclosed in double quotes: line 1")
     assert str(caught.value).endswith("expected a JSON object of string values and ids")
-    (tmp_path / "b.json").write_text('["x"]')
-    with pytest.raises(InputError, match=r"b\.json: got 'no object', expected a JSON object of string values and ids$"):
-        read_spec(tmp_path / "spec.yaml")
+    for text in ('["x"]', "{}", "[]"):
+        (tmp_path / "b.json").write_text(text)
+        with pytest.raises(InputError, match=r"b\.json: got 'no entries', expected a JSON object of string values and ids$"):
+            read_spec(tmp_path / "spec.yaml")
 
 
 def test_a_checkpoint_that_is_a_folder_or_a_whole_model(tmp_path):
