@@ -10,11 +10,7 @@ from kernels.lookup.plan import ALWAYS_ROW_0, Batch, Kind, LookupPlan, Slot
 
 
 def lookup(
-    plan: LookupPlan,
-    tables: Sequence[torch.Tensor],
-    batch: Batch,
-    rows: int,
-    scales: Sequence[torch.Tensor | None] = (),
+    plan: LookupPlan, tables: Sequence[torch.Tensor], batch: Batch, rows: int, scales: Sequence[torch.Tensor | None] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x float32[rows, x_width] and total float32[rows, 1] of a planned lookup, one slot at a time.
 

@@ -22,8 +22,7 @@ Name = Annotated[str | None, typer.Option(help="The model's name in the service;
 Version = Annotated[str, typer.Option(help="The model's version in the service.")]
 Context = Annotated[str, typer.Option(help="Features that a request gives once, separated by commas.")]
 Rows = Annotated[
-    Path | None,
-    typer.Option("--golden-rows", help="Raw rows (as for `score`) to compare on; random ones without."),
+    Path | None, typer.Option("--golden-rows", help="Raw rows (as for `score`) to compare on; random ones without.")
 ]
 Expected = Annotated[Path | None, typer.Option(help="The library's own scores on those rows, as a CSV file.")]
 Label = Annotated[str | None, typer.Option(help="The column of clicks in the rows, for AUC and log-loss.")]

@@ -31,12 +31,7 @@ _MIN_ROWS = 1000  # a tenth is held out, golden rows are taken from there
 
 
 def build_demo_bundle(
-    path: str | Path,
-    *,
-    rows: int = 300_000,
-    seed: int = 7,
-    progress: bool = True,
-    plan: TrainingPlan | None = None,
+    path: str | Path, *, rows: int = 300_000, seed: int = 7, progress: bool = True, plan: TrainingPlan | None = None
 ) -> Manifest:
     """Makes the demo bundle at `path`: half a minute on one core, and 6 MB. The same seed gives the same log.
 

@@ -69,11 +69,7 @@ class FanInBatcher:
             on_batch=on_batch,
         )
         self.welcome = Welcome(
-            device=device,
-            precision=precision,
-            buckets=buckets,
-            max_batch_rows=max_batch_rows,
-            max_queued_rows=max_queued_rows,
+            device=device, precision=precision, buckets=buckets, max_batch_rows=max_batch_rows, max_queued_rows=max_queued_rows
         )
         self.board_fd = shared_memory("dpiframe-board", Board.nbytes(max_batch_rows))
         self.board = Board(self.board_fd, max_batch_rows)

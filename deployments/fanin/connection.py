@@ -110,14 +110,7 @@ class Connection:
         check_room(rows, self.waiting_rows, self.welcome.max_queued_rows, self.board.seconds_per_row)
 
     def send(
-        self,
-        block: RowBlock,
-        at: int,
-        scores: Floats,
-        deadline: float | None,
-        arrived: float,
-        priority: int,
-        reply: Reply,
+        self, block: RowBlock, at: int, scores: Floats, deadline: float | None, arrived: float, priority: int, reply: Reply
     ) -> SentRequest:
         """Asks for the scores of a block at byte `at` of the request memory, with the room for them right behind it; the engine
         is told by `flush`.

@@ -87,12 +87,7 @@ class Catalog:
         return [served.info.version for served in self if served.info.name == name]
 
     def choose(
-        self,
-        found: ServedModel,
-        version: str | None,
-        key: str | None,
-        value_of: Callable[[str], object],
-        request_id: str,
+        self, found: ServedModel, version: str | None, key: str | None, value_of: Callable[[str], object], request_id: str
     ) -> ServedModel:
         """Which version scores a request: the one that it asks for, or the one that its key is shared out to.
 

@@ -47,12 +47,7 @@ class Shadows:
         task.add_done_callback(self._tasks.discard)
 
     async def _score(
-        self,
-        served: ServedModel,
-        shadow: ServedModel,
-        encode: Callable[[ServedModel], RowBlock],
-        scores: Floats,
-        on_loop: bool,
+        self, served: ServedModel, shadow: ServedModel, encode: Callable[[ServedModel], RowBlock], scores: Floats, on_loop: bool
     ) -> None:
         with shadow.in_use:
             try:

@@ -103,8 +103,7 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
     report(f"Loading {names} on {config.device} and warming up")
     app = application(config, constructor_tries=1)
     serve.run_many(
-        [serve.RunTarget(app, name=config.application, route_prefix=config.route_prefix)],
-        wait_for_applications_running=False,
+        [serve.RunTarget(app, name=config.application, route_prefix=config.route_prefix)], wait_for_applications_running=False
     )
     asked = _get_global_client()  # `serve.status` makes every deployment's configuration of what it hears, 10 ms or more
     while (status := asked.get_serve_status(config.application)).app_status.status != "RUNNING":

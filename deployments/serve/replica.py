@@ -157,10 +157,6 @@ async def batched(
         )
         return own, own.scorer
     batcher = RowBatcher(
-        engine.run_batch,
-        max_batch_rows=engine.max_batch_rows,
-        lanes=engine.lanes,
-        max_queued_rows=most,
-        on_batch=on_batch,
+        engine.run_batch, max_batch_rows=engine.max_batch_rows, lanes=engine.lanes, max_queued_rows=most, on_batch=on_batch
     )
     return batcher, ahead_of(batcher, engine, release.tables)

@@ -13,13 +13,7 @@ from typing import Any
 
 import torch
 
-from dpiframe_core.bundle.bundle_files import (
-    check_finite,
-    move_into_place,
-    new_folder,
-    read_tensors,
-    write_tensors,
-)
+from dpiframe_core.bundle.bundle_files import check_finite, move_into_place, new_folder, read_tensors, write_tensors
 from dpiframe_core.bundle.encoding_files import (
     bundle_around,
     check_hashes,

@@ -92,10 +92,7 @@ def read_placement(path: str | os.PathLike[str], schema: FeatureSchema) -> Place
     ranks = _read_ranks(root / RANKS_FILE) if any(t.ranked for t in file.tables) else {}
     try:
         placement = Placement(
-            file.gpus,
-            tuple(_placed(t) for t in file.tables),
-            ranks,
-            math.inf if file.cold_reads is None else file.cold_reads,
+            file.gpus, tuple(_placed(t) for t in file.tables), ranks, math.inf if file.cold_reads is None else file.cold_reads
         )
         placement.check(schema)
         for name, own in ranks.items():

@@ -100,13 +100,7 @@ class Engine:
 
     @classmethod
     def load(
-        cls,
-        path: str | Path,
-        device: str = "auto",
-        precision: str | None = None,
-        *,
-        max_batch_rows: int = 4096,
-        lanes: int = 2,
+        cls, path: str | Path, device: str = "auto", precision: str | None = None, *, max_batch_rows: int = 4096, lanes: int = 2
     ) -> Self:
         """Reads and verifies a bundle and puts it on a device ("auto": the GPU if there is one; "cpu", "cuda", "cuda:N").
 

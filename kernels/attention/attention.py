@@ -139,11 +139,7 @@ class Attention:
 
 
 def _packed(
-    layers: Sequence[Layer],
-    out: tuple[torch.Tensor, torch.Tensor],
-    activation: str,
-    slope: float,
-    dim: int,
+    layers: Sequence[Layer], out: tuple[torch.Tensor, torch.Tensor], activation: str, slope: float, dim: int
 ) -> torch.Tensor:
     """float32 [*] on the host, in the order that attention.cu says; every weight column by column."""
     parts: list[torch.Tensor] = []

@@ -67,13 +67,7 @@ class Wave:
         ValueError: more jobs than one launch takes.
     """
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        bias: torch.Tensor | None,
-        precision: str,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, jobs: Sequence[Job], bias: torch.Tensor | None, precision: str, device: torch.device) -> None:
         shared = sum(isinstance(job, LinearJob) and job.shared is not None for job in jobs)
         if len(jobs) + shared > MAX_JOBS:
             raise ValueError(f"wave: got {len(jobs)} jobs and {shared} of shares, expected at most {MAX_JOBS}")
@@ -176,23 +170,13 @@ class Wave:
         self.run(operands, rows, head, state, ways[name])
 
     def run(
-        self,
-        operands: Sequence[Operands],
-        rows: int,
-        head: HeadOperands | None,
-        state: torch.Tensor,
-        tile: AnyTile | None,
+        self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor, tile: AnyTile | None
     ) -> None:
         """One launch with a given tile, or with None by cuBLAS. See `bound`."""
         self.bound(operands, rows, head, state, tile)()
 
     def bound(
-        self,
-        operands: Sequence[Operands],
-        rows: int,
-        head: HeadOperands | None,
-        state: torch.Tensor,
-        tile: AnyTile | None,
+        self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor, tile: AnyTile | None
     ) -> Callable[[], None]:
         """A call that launches on these operands, any number of times: to describe them takes longer than a launch.
 

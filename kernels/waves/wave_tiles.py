@@ -158,18 +158,10 @@ WIDE_TILES = (
 CROSSED_TILES = (WideTile(128, 128, 1, 3, brings=True), WideTile(128, 256, 1, 4, brings=True))
 # And these for one alone.
 LONE_TILES = (CrossedTile(128, 64, 4), CrossedTile(128, 128, 3), CrossedTile(128, 128, 6))
-EXACT_TILES = (
-    WideTile(64, 64, 1, 4, 3),
-    WideTile(64, 64, 2, 4, 3),
-    WideTile(64, 128, 2, 4, 3),
-    WideTile(128, 128, 1, 4, 3),
-)
+EXACT_TILES = (WideTile(64, 64, 1, 4, 3), WideTile(64, 64, 2, 4, 3), WideTile(64, 128, 2, 4, 3), WideTile(128, 128, 1, 4, 3))
 
 # And for few tiles of a deep K these, each by a cluster.
-CLUSTERED_TILES: tuple[Tile | WideTile, ...] = (
-    *(TILES[i] for i in (1, 3, 9, 14)),
-    *(WIDE_TILES[i] for i in (1, 3, 7)),
-)
+CLUSTERED_TILES: tuple[Tile | WideTile, ...] = (*(TILES[i] for i in (1, 3, 9, 14)), *(WIDE_TILES[i] for i in (1, 3, 7)))
 CLUSTERS = (2, 4, 8)
 LEAST_CHUNKS = 12  # of a block of a cluster: to meet takes a microsecond
 

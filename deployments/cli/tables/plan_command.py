@@ -114,13 +114,7 @@ def _bytes(option: str, gib: float) -> int:
 
 
 def plan(
-    read: Encoding,
-    counts: RowCounts,
-    source: str,
-    gpus: int,
-    hbm_bytes: int,
-    links: Links,
-    host_bytes: int | None = None,
+    read: Encoding, counts: RowCounts, source: str, gpus: int, hbm_bytes: int, links: Links, host_bytes: int | None = None
 ) -> Plan:
     """The placement for reads counted, and what it is predicted to do for them."""
     schema = read.manifest.feature_schema

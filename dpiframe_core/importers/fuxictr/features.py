@@ -18,10 +18,7 @@ from dpiframe_core.importers.fuxictr.buckets import PREPROCESS, LogSquareBuckets
 from dpiframe_core.importers.fuxictr.files import FuxiRun
 
 _PAD, _OOV = "__PAD__", "__OOV__"
-_POOLINGS: Mapping[str, Literal["mean", "sum"]] = {
-    "layers.MaskedAveragePooling()": "mean",
-    "layers.MaskedSumPooling()": "sum",
-}
+_POOLINGS: Mapping[str, Literal["mean", "sum"]] = {"layers.MaskedAveragePooling()": "mean", "layers.MaskedSumPooling()": "sum"}
 
 
 @dataclass(frozen=True, slots=True)

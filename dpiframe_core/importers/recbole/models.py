@@ -94,5 +94,5 @@ MODELS: Mapping[str, Logit] = {
 SETTINGS: Mapping[str, tuple[str, ...]] = {"AutoInt": ("num_heads",), "DIEN": ("gru_type",), "xDeepFM": ("direct",)}
 # Of the library, but not imported.
 STAYS_OUT: Mapping[str, str] = {
-    "FwFM": "it keeps the weights of its pairs outside of its state_dict, so no checkpoint has them",
+    "FwFM": "it keeps the weights of its pairs outside of its state_dict, so no checkpoint has them"
 }
