@@ -73,7 +73,9 @@ $(READY): pyproject.toml Makefile | $(VENV)
 	$(INSTALL) '$(TORCH)' -e '.[test,docs$(GPU_EXTRA)]'
 	@touch $@
 
+# Python 3.11 brings a pip of 2023, which takes twice as long to install all this, half a minute of a core.
 $(VENV):
 	@test -n "$(PYTHON)" || { echo "python: got no Python 3.11 or 3.12 on the PATH, expected one; or set PYTHON=" >&2; exit 1; }
 	@echo "Installing into .venv; the first time this downloads a lot."
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --upgrade pip
