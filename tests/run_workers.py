@@ -6,6 +6,7 @@ A file's tests share its fixtures. xdist's own groups say the same, but not with
 """
 
 import gc
+import logging
 import os
 import re
 import sys
@@ -76,6 +77,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _chain_of(path) if starts_ray(path) else file
 
     return Scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """pytest adds its handlers to each logger that does not propagate, torch's 40, six times a test; and a logger that has one
+    makes torch write a trace of all that it exports, a tenth of that time. Of those that propagate root's handlers hear."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
+            logger.propagate = True
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist's own loop answers, and nobody is asked after it
