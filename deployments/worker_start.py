@@ -1,7 +1,8 @@
-"""Imported first by each worker of a cluster (`RAY_preload_python_modules`).
+"""Imported first by each worker of a cluster (`RAY_preload_python_modules`), and by `dpiframe` before it starts one.
 
 - It has no pandas from then on. Ray Serve and PyArrow import it wherever it is installed, for data frames, which no request
   holds: 0.4 s of CPU and 38 MB of each process. Neither needs it.
+- It seldom looks for garbage among what it imports.
 - It has room for its connections, and so has the HAProxy that one of them starts: see `make_room_for_descriptors`.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
-from deployments.processes import make_room_for_descriptors
+from deployments.processes import gc_seldom, make_room_for_descriptors
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -21,5 +22,6 @@ class _WithoutPandas(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
+gc_seldom()
 sys.meta_path.insert(0, _WithoutPandas())
 make_room_for_descriptors()

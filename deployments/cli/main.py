@@ -22,6 +22,7 @@ from deployments.cli.score_command import score
 from deployments.cli.table_commands import compress, plan
 from deployments.cli.terminal import BundlePath, Device, Precision, Progress, err, one_line_errors, service_errors, stdout
 from deployments.cli.token_command import token
+from deployments.processes import gc_seldom
 from deployments.signals import interrupts_deferred, terminated
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def command() -> None:
     """The program `dpiframe`. Where it has imported Ray, Python's end is the process's: Ray's threads outlive it, and in the
     end of C++ one that meets what is gone crashes the process.
     """
+    gc_seldom()
     ended: list[int] = []
     atexit.register(lambda: _end_process(ended))  # the first to be registered is the last to be called
     try:
@@ -95,6 +97,7 @@ def serve(
         raise typer.BadParameter("expected either --config or --bundle")
     with service_errors(), Progress() as progress:
         with interrupts_deferred():
+            import deployments.worker_start  # noqa: F401
             from deployments.serve.launcher import running
         told = threading.Event()
         signal.signal(signal.SIGUSR1, lambda *_: told.set())  # from now on, as its default would end a start
@@ -119,6 +122,7 @@ def demo(
 
             build_demo_bundle(_DEMO_BUNDLE)
         with interrupts_deferred():
+            import deployments.worker_start  # noqa: F401
             from deployments.cli.demo_command import show_example
             from deployments.serve.host import free_port_from
             from deployments.serve.launcher import running

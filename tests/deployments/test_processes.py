@@ -2,6 +2,7 @@
 the one that started it.
 """
 
+import gc
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import ray
 
 from deployments import processes
 from deployments.direct import listener
-from deployments.processes import end_without_raylet, killed_after, processes_of, proxy_threads
+from deployments.processes import end_without_raylet, gc_seldom, killed_after, processes_of, proxy_threads
 from deployments.serve import cluster
 
 
@@ -146,3 +147,13 @@ def test_a_process_and_what_it_starts_have_places_for_all_their_connections_at_o
 
 def test_there_are_places_for_the_connections_of_both_listeners_of_a_process():
     assert processes._DESCRIPTORS >= 2 * listener._MOST_CONNECTIONS + listener._OTHER_DESCRIPTORS
+
+
+def test_a_process_that_begins_looks_for_garbage_seldom_but_it_does():
+    before = gc.get_threshold()
+    try:
+        gc_seldom()
+        assert gc.isenabled()
+        assert all(now > own > 0 for now, own in zip(gc.get_threshold(), (700, 10, 10), strict=True))
+    finally:
+        gc.set_threshold(*before)
