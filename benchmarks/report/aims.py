@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.records.record import Record
-from benchmarks.report.results import Results, any_of, cell_name, gains, mean
+from benchmarks.report.results import Results, any_of, cell_name, mean
 from benchmarks.report.tiers import by_collectives, by_placement, over_nccl, over_simple
 from benchmarks.systems.embedding_cells import MIXED
 from benchmarks.systems.names import BATCHES as ALL_BATCHES
@@ -55,7 +55,7 @@ def _over(peer: str, precision: str, batches: Sequence[int], **limits: float) ->
 
 def _over_best(precisions: Sequence[str], batches: Sequence[int], **limits: float) -> Judge:
     def judge(results: Results) -> Verdict:
-        found = [g for g in gains(results) if g.precision in precisions and g.batch in batches and g.model in PAPER_MODELS]
+        found = [g for g in results.gains() if g.precision in precisions and g.batch in batches and g.model in PAPER_MODELS]
         return _gains([g.over_peer for g in found], len(PAPER_MODELS) * len(batches) * len(precisions), **limits)
 
     return judge
@@ -69,7 +69,7 @@ def _each_over_best(precision: str, average: float) -> Judge:
 
     def judge(results: Results) -> Verdict:
         over: dict[str, list[float]] = {}
-        found = [g for g in gains(results, precision=precision) if g.batch in ALL_BATCHES and g.model in MODEL_TITLES]
+        found = [g for g in results.gains(precision=precision) if g.batch in ALL_BATCHES and g.model in MODEL_TITLES]
         for g in found:
             over.setdefault(architecture_of(g.model), []).append(g.over_peer)
         if over.keys() <= set(PAPER_MODELS):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.report.markdown import table
-from benchmarks.report.results import Gain, Results, gains, mean, model_name
+from benchmarks.report.results import Gain, Results, mean, model_name
 from benchmarks.systems.names import BATCHES, MODEL_TITLES, architecture_of, cells_of
 
 PRECISIONS = ("tf32", "bf16")
@@ -12,7 +12,7 @@ _LARGE = tuple(b for b in BATCHES if b >= 1024)
 
 def architectures(results: Results) -> list[str]:
     """A row an architecture: in each precision the geometric mean over its cells, and the least with the cell that has it."""
-    over = {p: [g for g in gains(results, precision=p) if g.batch in BATCHES and g.model in MODEL_TITLES] for p in PRECISIONS}
+    over = {p: [g for g in results.gains(precision=p) if g.batch in BATCHES and g.model in MODEL_TITLES] for p in PRECISIONS}
     own = bf16_over_tf32(results)
     rows = []
     for architecture in dict.fromkeys(map(architecture_of, MODEL_TITLES)):

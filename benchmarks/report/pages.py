@@ -10,7 +10,7 @@ from benchmarks.report import performance, performance_serving, results_page, sp
 from benchmarks.report.architectures import architectures
 from benchmarks.report.imported import imported
 from benchmarks.report.markdown import filled, table, times_over, us
-from benchmarks.report.results import Results, any_of, gains
+from benchmarks.report.results import Results, any_of
 from benchmarks.systems.names import PAPER_MODELS
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ class _Row:
 
 
 def _call(h200: Results, precision: str) -> _Row | None:
-    found = [g for g in gains(h200, precision=precision) if g.model in PAPER_MODELS]
+    found = [g for g in h200.gains(precision=precision) if g.model in PAPER_MODELS]
     if not found:
         return None
     times = [g.ours["p50_us"] for g in found]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.records.record import Record
 from benchmarks.report.markdown import table, times_over, us
-from benchmarks.report.results import Gain, Results, any_of, cell_name, gains, mean, model_title
+from benchmarks.report.results import Gain, Results, any_of, cell_name, mean, model_title
 from benchmarks.report.results_page import aims_of
 from benchmarks.systems.names import COMPILED, MODEL_TITLES, PAPER_MODELS, is_compiled
 
@@ -15,7 +15,7 @@ def models(results: Results, precision: str) -> list[str]:
     """A call of each of the four models: ours, the fastest peer, eager PyTorch, and the floor. The other models in short."""
     measured = [cell["dpiframe"] for cell in results.usual("floor", "dpiframe", precision=precision)]
     floors = {(r["model"], r["batch"]): f"{r['ratio']:.1f}x" for r in measured}
-    found = [g for g in gains(results, precision=precision) if g.model in PAPER_MODELS]
+    found = [g for g in results.gains(precision=precision) if g.model in PAPER_MODELS]
     more = _more_models(results, precision)
     if not found:
         return more
@@ -37,7 +37,7 @@ def _more_models(results: Results, precision: str) -> list[str]:
     ours = {(model_title(c["dpiframe"]), c["dpiframe"]["batch"]): us(c["dpiframe"]["p50_us"]) for c in cells}
     if not ours:
         return []
-    over = {(g.title, g.batch): g.over_peer for g in gains(results, precision=precision)}
+    over = {(g.title, g.batch): g.over_peer for g in results.gains(precision=precision)}
     compiled = {(model_title(c["dpiframe"]), c["dpiframe"]["batch"]): list(filter(is_compiled, c)) for c in cells}
     narrow = {at for at, systems in compiled.items() if systems and all(s.endswith("(ATEN)") for s in systems)}
     batches = sorted({batch for _, batch in ours})

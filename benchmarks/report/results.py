@@ -59,8 +59,18 @@ class Results:
 
     def usual(self, suite: str, *systems: str, **fixed: object) -> list[dict[str, Record]]:
         """Those that nothing sets apart (`cell_name`) and that have all of these systems: for tables without a label."""
-        found = self.cells(suite, **fixed)
-        return [cell for cell in found if set(systems) <= cell.keys() and not cell_name(any_of(cell))]
+        asked = suite, systems, *fixed.items()
+        if asked not in self._usual:
+            found = self.cells(suite, **fixed)
+            self._usual[asked] = [cell for cell in found if set(systems) <= cell.keys() and not cell_name(any_of(cell))]
+        return list(self._usual[asked])
+
+    def gains(self, **fixed: object) -> list["Gain"]:
+        """Usual cells of suite `latency` that have us and a compiled peer. In the order of `cells`."""
+        asked = tuple(fixed.items())
+        if asked not in self._gains:
+            self._gains[asked] = [gain for cell in self.usual("latency", "dpiframe", **fixed) if (gain := Gain.of(cell))]
+        return list(self._gains[asked])
 
     def latest(self, suite: str, **fixed: object) -> list[Record]:
         """One system's records, the last file's where several have a cell. In the order of `cells`."""
@@ -90,6 +100,14 @@ class Results:
         return {}
 
     @cached_property
+    def _usual(self) -> dict[tuple[object, ...], list[dict[str, Record]]]:
+        return {}
+
+    @cached_property
+    def _gains(self) -> dict[tuple[object, ...], list["Gain"]]:
+        return {}
+
+    @cached_property
     def _models(self) -> list[str | None]:
         return list(dict.fromkeys(r["model"] for r in self.records))
 
@@ -112,6 +130,14 @@ class Gain:
     peer: Record
     eager: Record | None
 
+    @classmethod
+    def of(cls, cell: Mapping[str, Record]) -> "Gain | None":
+        """None: the cell has no compiled peer."""
+        ours, best = cell["dpiframe"], best_peer(cell)
+        if best is None or not has_compiled(cell):
+            return None
+        return cls(ours["model"], ours["batch"], ours["precision"], ours, best, cell.get("eager"))
+
     @property
     def title(self) -> str:
         return model_title(self.ours)
@@ -123,16 +149,6 @@ class Gain:
     @property
     def over_eager(self) -> float | None:
         return float(self.eager["p50_us"] / self.ours["p50_us"]) if self.eager else None
-
-
-def gains(results: Results, **fixed: object) -> list[Gain]:
-    """Usual cells of suite `latency` that have us and a compiled peer. In the order of `cells`."""
-    found = []
-    for cell in results.usual("latency", "dpiframe", **fixed):
-        ours, best = cell["dpiframe"], best_peer(cell)
-        if best and has_compiled(cell):
-            found.append(Gain(ours["model"], ours["batch"], ours["precision"], ours, best, cell.get("eager")))
-    return found
 
 
 def any_of(cell: Mapping[str, Record]) -> Record:

@@ -8,7 +8,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from benchmarks.report.panels import SHADES
-from benchmarks.report.results import Results, gains, mean
+from benchmarks.report.results import Results, mean
 from benchmarks.systems.names import MODEL_TITLES, PAPER_MODELS
 
 PRECISIONS = ("tf32", "bf16")
@@ -20,7 +20,7 @@ def speeds(results: Results) -> Speeds:
     """What the picture shows, rounded as it says it."""
     found: Speeds = {}
     for precision in PRECISIONS:
-        for g in (g for g in gains(results, precision=precision) if g.model in PAPER_MODELS):
+        for g in (g for g in results.gains(precision=precision) if g.model in PAPER_MODELS):
             of_model = found.setdefault(precision, {}).setdefault(MODEL_TITLES[g.model], {})
             of_model[str(g.batch)] = round(g.over_peer, 2)
     return found

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.records.run import RESULTS
 from benchmarks.report import pages, performance, plots, results_page, speed_chart
-from benchmarks.report.results import Results, gains
+from benchmarks.report.results import Results
 
 MACHINES = sorted(p.name for p in RESULTS.iterdir() if p.is_dir())
 STORED = {name: Results.read(RESULTS / name) for name in MACHINES}
@@ -91,7 +91,7 @@ def test_other_cells_enter_no_table_without_a_label_and_no_mean(cell: dict[str, 
         if r["suite"] in suites and r["system"] != "machine"
     )
     more = Results(h200.runs, h200.records + others)
-    assert len(gains(more)) == len(gains(h200)) > 0
+    assert len(more.gains()) == len(h200.gains()) > 0
     assert speed_chart.speeds(more) == speed_chart.speeds(h200)
     assert pages.parts(STORED | {"h200": more}, "") == pages.parts(STORED, "")
     assert results_page._aims(more) == results_page._aims(h200)

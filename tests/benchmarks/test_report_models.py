@@ -9,7 +9,7 @@ from benchmarks.report import pages, performance, results_page, speed_chart
 from benchmarks.report.aims import GPU_AIMS, NOTHING
 from benchmarks.report.architectures import architectures
 from benchmarks.report.imported import imported
-from benchmarks.report.results import Results, gains
+from benchmarks.report.results import Results
 from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, PAPER_MODELS, WITH_CONTEXTS, architecture_of
 from benchmarks.timing import Times
 from tests.benchmarks.test_report import RUN
@@ -46,7 +46,7 @@ def verdict(what, results):
 
 
 def test_the_best_of_captured_and_mapped_is_the_best_peer():
-    found = gains(measured())
+    found = measured().gains()
     assert {g.peer["system"] for g in found} == {"compile-mapped"}
     assert len(found) == len(list(every_cell())) == 5 * (len(MODEL_TITLES) - 2) + 13 * 2
 
@@ -150,7 +150,7 @@ def test_cells_without_peers_stand_without_a_claim(tmp_path):
     file.write()
     text = results_page.write(tmp_path)
     results = Results.read(tmp_path)
-    assert {g.batch for g in gains(results)} == {1024}
+    assert {g.batch for g in results.gains()} == {1024}
     assert "| din-50, 4 contexts | 1024 | 10.0 (10.0) | 900 (900) | 14.0 (14.0) | 13.0 (13.0) |  | 1.30x |" in text
     assert "| din-50 | 1024 | 10.0 (10.0) | 900 (900) |  |  |  |  |" in text
     assert "| masknet | 64 |  | 900 (900) |  |  |  |  |" in text
