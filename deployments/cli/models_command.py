@@ -6,7 +6,7 @@ from urllib.parse import quote
 import typer
 
 from deployments.cli.terminal import one_line_errors, stdout
-from dpiframe_core.errors import ConfigError, DPIFrameError, listed
+from dpiframe_core.errors import ConfigError, DPIFrameError, listed, shown
 from dpiframe_core.strict_yaml import load_yaml
 
 models_app = typer.Typer(no_args_is_help=True, help="Versions of a running service: list, load, share, roll back, unload.")
@@ -133,12 +133,15 @@ def _ask(url: str, method: str, path: str, body: dict[str, Any] | None = None, t
         raise Refused(f"name: got {dots.pop()!r}, expected that of a model or a version")
     try:
         answer = httpx.request(method, url.rstrip("/") + path, json=body, headers=bearer(None), timeout=timeout_s + 60)
-        said: dict[str, Any] = answer.json()
+        said = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         raise Refused(f"{url}: got {error or type(error).__name__}, expected a service of DPIFrame") from None
-    if answer.status_code != 200:
-        raise Refused(said.get("error", {}).get("message", answer.text))
-    return said
+    match said:
+        case {"error": {"message": str(message)}} if answer.status_code != 200:
+            raise Refused(message)
+        case {"model": _} | {"models": _} if answer.status_code == 200:
+            return dict(said)
+    raise Refused(f"{url}: got {answer.status_code}, {shown(answer.text)}, expected a service of DPIFrame")
 
 
 def _show(state: dict[str, Any]) -> None:

@@ -78,14 +78,15 @@ class Compiled:
         *,
         name: str,
         version: str = "1",
-        vocabularies: Mapping[str, VocabularyTable] | None = None,
+        vocabularies: Mapping[str, VocabularyTable | Mapping[str, int] | Mapping[int, int]] | None = None,
         provenance: Provenance | None = None,
         tasks: Sequence[str] | None = None,
         example: Mapping[str, Any] | None = None,
         overwrite: bool = False,
     ) -> Manifest:
-        """Writes the bundle; vocabularies as the schema's encoders need them. `tasks`: other names for the columns of scores.
-        `example`: a raw request, by default one of the first rows that the module was compiled with. Raises as `write_bundle`.
+        """Writes the bundle; vocabularies as the schema's encoders need them, tables or mappings of values to ids. `tasks`:
+        other names for the columns of scores. `example`: a raw request, by default one of the first rows that the module was
+        compiled with. Raises as `write_bundle` and `VocabularyTable.of`.
 
         Raises:
             InputError: other than one name for each column of scores; an example that is no request of this model.
@@ -94,13 +95,15 @@ class Compiled:
         tasks = self.tasks if tasks is None else tasks
         if isinstance(tasks, str) or len(tasks) != scores:
             raise InputError("tasks", tasks, f"{scores} names, one for each score that the module gives")
+        given = (vocabularies or {}).items()
+        known = {n: v if isinstance(v, VocabularyTable) else VocabularyTable.of(v, f"vocabularies.{n}") for n, v in given}
         if example is not None:
-            check_request(Encoder(self.schema, vocabularies or {}).encode, example)
-        elif not set(vocabulary_names(self.schema)) - set(vocabularies or {}):
-            example = raw_example(self.schema, self.golden.block, vocabularies or {})
+            check_request(Encoder(self.schema, known).encode, example)
+        elif not set(vocabulary_names(self.schema)) - known.keys():
+            example = raw_example(self.schema, self.golden.block, known)
         return write_bundle(
             path, name=name, version=version, architecture=GraphFile(), graph=self.graph, feature_schema=self.schema,
-            dense=self.dense, tables=self.tables, vocabularies=vocabularies or {}, golden=self.golden, example=example,
+            dense=self.dense, tables=self.tables, vocabularies=known, golden=self.golden, example=example,
             provenance=provenance or Provenance(source="dpiframe_core.compile"), tasks=tuple(tasks), overwrite=overwrite,
         )  # fmt: skip
 

@@ -265,7 +265,7 @@ class Engine:
         Raises:
             InputError: a feature is unknown, lacks or is given twice, or a value breaks its feature's rule.
         """
-        return self.submit(encoded_candidates(self.encoder.encode, candidates, context or {}))
+        return self.submit(encoded_candidates(self.encoder.encode, candidates, {} if context is None else context))
 
     @property
     def table_reads(self) -> TableReads | None:

@@ -21,6 +21,8 @@ Candidates: TypeAlias = "Mapping[str, ColumnValues] | Sequence[Mapping[str, obje
 
 def encoded_candidates(encode: Encode, candidates: Candidates, context: Mapping[str, object]) -> RowBlock:
     """What `encode` makes of candidates in whatever form. Raises as that and `candidate_columns`, by the caller's places."""
+    if not isinstance(context, Mapping):
+        raise InputError.worded("context", f"a {type(context).__name__}", "a mapping of features to values")
     columns = in_one_batch(candidate_columns(candidates))
     try:
         return encode(columns, context)

@@ -4,6 +4,7 @@ Sizes are not written: they are those of the checkpoint's tables. Used by every 
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,15 +167,18 @@ def with_vocabularies(spec: Spec, where: str, folder: Path | None = None) -> Spe
 def _of_whole(file: Path, values: str, where: str) -> VocabularyTable:
     """By a dict in memory, for what `read_token_ids` leaves."""
     try:
-        entries = json.loads(file.read_bytes())
-        if not isinstance(entries, dict) or not entries:
+        entries = json.loads(file.read_bytes(), object_pairs_hook=tuple)
+        if not isinstance(entries, tuple) or not entries:
             raise ValueError("no entries")
-        ids = {str(k) if values == "string" else int(k): v for k, v in entries.items()}
+        keys = [key if values == "string" else int(key) for key, _ in entries]
+        for twice in [key for key, times in Counter(keys).items() if times > 1][:1]:
+            raise ValueError(f"{twice!r} twice")
+        ids = dict(zip(keys, (ident for _, ident in entries), strict=True))
     except OSError:
         raise InputError(where, str(file), "a file, named as seen from the spec's folder") from None
     except (ValueError, RecursionError) as e:
         raise InputError(str(file), str(e), f"a JSON object of {values} values and ids") from None
-    return VocabularyTable.of(ids)  # type: ignore[arg-type]  # of one kind, which it checks
+    return VocabularyTable.of(ids)
 
 
 def build_schema(

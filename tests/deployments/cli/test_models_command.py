@@ -21,6 +21,12 @@ STATE: dict[str, Any] = {
 }  # fmt: skip
 
 
+# Of other services, by the first part of a path.
+OTHERS: dict[str, Any] = {
+    "list": (200, []), "object": (200, {"name": "other"}), "text": (404, {"error": "no"}), "none": (404, {}),
+}  # fmt: skip
+
+
 class Asked(BaseHTTPRequestHandler):
     asked: list[tuple[str, str, str | None, Any]]
 
@@ -33,8 +39,9 @@ class Asked(BaseHTTPRequestHandler):
             said = {"models": ["cvr"]}
         if self.path == "/v1/models":
             said = {"models": [{"name": "ctr"}]}
+        status, said = OTHERS.get(self.path.split("/")[1], (422 if refused else 200, said))
         data = json.dumps(said).encode()
-        self.send_response(422 if refused else 200)
+        self.send_response(status)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -101,6 +108,20 @@ def test_a_name_of_dots_is_no_name_of_what_lies_above(url: str, said: str) -> No
     done = CliRunner().invoke(app, ["models", *shlex.split(said), "--url", url])
     assert (done.exit_code, Asked.asked) == (1, []), done.output
     assert done.output.endswith("', expected that of a model or a version\n")
+
+
+@pytest.mark.parametrize(
+    ("place", "got"),
+    [
+        ("list", "200, '[]'"),
+        ("object", """200, '{"name": "other"}'"""),
+        ("text", """404, '{"error": "no"}'"""),
+        ("none", "404, '{}'"),
+    ],
+)
+def test_another_service_that_speaks_json_is_none_of_ours(url: str, place: str, got: str) -> None:
+    done = CliRunner().invoke(app, ["models", "list", "--url", f"{url}/{place}"])
+    assert (done.exit_code, done.output) == (1, f"error: {url}/{place}: got {got}, expected a service of DPIFrame\n")
 
 
 def test_a_model_that_the_service_does_not_have_is_loaded_only_as_a_new_one(url: str) -> None:

@@ -131,3 +131,11 @@ def test_what_is_wrong_with_a_value_of_a_row_is_told_by_its_place_in_the_rows(ch
     assert str(caught.value).startswith(message)
     with pytest.raises(InputError, match=rf"^candidates\.{next(iter(change))}\[1\]"):
         encoded_candidates(encode, {name: [row[name] for row in rows] for name in COLUMNS}, {})
+
+
+@pytest.mark.parametrize("context", [[("age", 1)], "age", None])
+def test_a_context_that_is_no_mapping_is_refused(context: Any) -> None:
+    with pytest.raises(
+        InputError, match=rf"^context: got a {type(context).__name__}, expected a mapping of features to values$"
+    ):
+        encoded_candidates(Encoder(SCHEMA, {}).encode, ROWS, context)

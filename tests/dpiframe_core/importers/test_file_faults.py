@@ -45,6 +45,19 @@ def test_a_vocabulary_that_is_cut_off_is_named_itself(tmp_path):
             read_spec(tmp_path / "spec.yaml")
 
 
+@pytest.mark.parametrize(
+    ("values", "text", "twice"), [("string", '{"x": 1, "y": 2, "x": 3}', "'x'"), ("int", '{"1": 1, "01": 2}', "1")]
+)
+def test_a_vocabulary_has_each_value_once(tmp_path, values, text, twice):
+    (tmp_path / "spec.yaml").write_text(FEATURE % f"{{name: b, vocabulary: b.json, values: {values}}}")
+    (tmp_path / "b.json").write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_spec(tmp_path / "spec.yaml")
+    assert (
+        str(caught.value) == f"{tmp_path}/b.json: got {twice + ' twice'!r}, expected a JSON object of {values} values and ids"
+    )
+
+
 def test_a_checkpoint_that_is_a_folder_or_a_whole_model(tmp_path):
     with pytest.raises(InputError, match=r"^checkpoint: got '.*', expected a file that torch.save wrote$"):
         read_checkpoint(tmp_path)
