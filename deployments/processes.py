@@ -33,8 +33,9 @@ def proxy_threads(cores: int) -> int:
 
 
 def gc_seldom() -> None:
-    """For a process that begins: to look for garbage in what it imports, again and again, takes a seventh of importing torch or
-    Ray Serve."""
+    """For a process that begins: to look for garbage in what it imports, again and again, takes up to a seventh of importing
+    Ray Serve.
+    """
     gc.set_threshold(20_000, 20, 20)  # Python's own: 700, 10, 10
 
 

@@ -81,7 +81,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_finish() -> None:
     """pytest adds its handlers to each logger that does not propagate, torch's 40, six times a test; and a logger that has one
-    makes torch write a trace of all that it exports, a tenth of that time. Of those that propagate root's handlers hear."""
+    makes torch write a trace of all that it exports, a tenth of that time. Of those that propagate root's handlers hear.
+    """
     for name, logger in logging.root.manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
             logger.propagate = True

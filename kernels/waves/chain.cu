@@ -130,6 +130,7 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
     // All that comes behind x runs twice, first on nothing: code that has not run yet is fetched when it is wanted, and until x is
     // there the block has time for that (H200: 0.3 us a link).
     __shared__ uint4 nothing[64];
+    const long long at_x0 = (long long)r * link.x0_ld + column;
     int rows = ROWS, batch = 0;
     float x0 = 0.0f, xl = 0.0f;
 #pragma unroll 1
@@ -158,7 +159,7 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
 #pragma unroll
                 for (int w = 0; w < WARPS; ++w) v += sums[(w * ROWS + r) * COLUMNS + threadIdx.x % COLUMNS];
                 v = activated(v, link.activation, shape);  // a DCN-V2 layer has none
-                if (GATES && crossed && link.x0_linked && real) x0 = take(static_cast<const Word*>(link.x0) + (long long)r * link.x0_ld + column, batch);
+                if (GATES && crossed && link.x0_linked && real) x0 = take(static_cast<const Word*>(link.x0) + at_x0, batch);
                 if (gate && crossed) {
                     v *= x0 * link.number;
                 } else if (crossed) {

@@ -1,7 +1,8 @@
 // One wave of a model's graph in one launch: every operator that can run at the same time, each on its own range of blocks.
 // Linear layers, gates and DCN-V2 layers are tiled matrix products on the tensor cores; a factorization machine and the folded cross
 // network of DCN take a warp a row beside them, layer norms a few lanes a field. If the wave is the model's last, its products are
-// dotted with the head's weights as they leave the registers, and the last block of a tile of rows waits for the others' sums and writes scores.
+// dotted with the head's weights as they leave the registers. The last block of a tile of rows waits for the others' sums, and writes
+// scores.
 //
 // Grid: job j owns blocks [first_j, first_{j+1}); a product's tile t is rows (t / tiles) * BM.., columns (t % tiles) * BN...
 // K advances in spans of SPAN * 128 bytes through a ring of STAGES buffers (cp.async). The buffers of the weights are filled before
