@@ -93,8 +93,9 @@ class CudaOperators:
                 case Chain() as chain:
                     workspace.links[node.name] = self._zeros(chain.words, dtype=torch.int64)
                 case Wave() as wave if wave.has_head:
-                    words = rows * wave.most_slots * wave.tasks
-                    workspace.head_sums[node.name] = self._zeros(words, dtype=torch.int64)
+                    words, before = rows * wave.most_slots * wave.tasks, workspace.head_sums.get(node.name)
+                    if before is None or len(before) < words:  # another program's wave may have the same name, and more
+                        workspace.head_sums[node.name] = self._zeros(words, dtype=torch.int64)
             for value in node.outputs:
                 if value not in workspace.values:
                     width = self.graph.widths[value]
