@@ -77,10 +77,11 @@ class Model:
         from kernels.dense.linear import padded
         from kernels.waves.chain_links import ChainOperands
 
-        x = torch.full((bucket, padded(self.width)), torch.nan)
-        x[:rows] = 0
+        x = torch.full((bucket, padded(self.width) + 8), torch.nan)
+        x[:rows, :-8] = 0
         x[:rows, : self.width] = self.normal(rows, self.width)
-        x, total = x.to(self.dtype).to(self.device), self.normal(bucket, 1).to(self.device)
+        x = x.to(self.dtype).to(self.device)[:, :-8]  # of a wider matrix, as wide as its links' words are not
+        total = self.normal(bucket, 1).to(self.device)
         pinned = {"pin_memory": self.device.type == "cuda"}
         scores, done = torch.full((bucket, self.tasks), torch.nan, **pinned), torch.zeros(1, dtype=torch.int32, **pinned)
         self.state[StateWord.TRUE_ROWS], self.state[StateWord.BATCH_NUMBER] = rows, batch

@@ -62,16 +62,17 @@ def check_wave(precision, rows, fields, dim, tiles, device):
     jobs = [LinearJob(*own, kind, gate=factor) for own, (kind, factor) in zip(layers, gates.items(), strict=True)]
     jobs += [NormJob(fields, dim, 1e-5, scale, shift), NormJob(fields, dim, 1e-3, scale, shift, relu=True)]
     plain, crossed = d.layer(40, 72), d.layer(width, 72)
-    jobs += [LinearJob(*plain, "relu"), LinearJob(*crossed, cross=True)]
+    jobs += [LinearJob(*plain, "gelu"), LinearJob(*crossed, cross=True)]
     wave = Wave(jobs, None, precision, torch.device(device))
-    x, x0, given, xl = (d.rows(rows, rows, n) for n in (72, width, width, width))
+    x, x0, given, xl = (d.rows(rows, rows, n) for n in (72, width, width, width + 8))
+    xl = xl[:, :width]  # of a wider matrix
     v, v0, g, last = (t.cpu().double() for t in (x, x0, given, xl))
     sums = {kind: v @ w.T + b for kind, (w, b) in zip(gates, map(d.exact, layers), strict=True)}
     of = {"sigmoid": torch.sigmoid, "identity": lambda t: t, "tanh": torch.tanh}
     want = [factor * v0 * of[kind](sums[kind]) for kind, factor in gates.items()]
     want += [normed(g, fields, 1e-5, scale, shift), normed(g, fields, 1e-3, scale, shift).relu()]
     (w, b), (u, c) = d.exact(plain), d.exact(crossed)
-    want += [(v @ w.T + b).relu(), v0 * (v @ u.T + c) + last]
+    want += [torch.nn.functional.gelu(v @ w.T + b), v0 * (v @ u.T + c) + last]
     terms = [2 * v0.abs() * (v.abs() @ d.exact(own)[0].abs().T + 1) + 1 for own in layers]
     terms += [(4 + 4 * scale.abs().repeat(fields) + shift.abs().repeat(fields)).double()] * 2
     terms += [v.abs() @ w.abs().T + b.abs(), v0.abs() * (v.abs() @ u.abs().T + 1) + last.abs()]
