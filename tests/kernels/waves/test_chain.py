@@ -81,7 +81,7 @@ class Model:
         x[:rows, :-8] = 0
         x[:rows, : self.width] = self.normal(rows, self.width)
         x = x.to(self.dtype).to(self.device)[:, :-8]  # of a wider matrix, as wide as its links' words are not
-        total = self.normal(bucket, 1).to(self.device)
+        total = self.normal(bucket, self.tasks if batch % 2 else 1).to(self.device)
         pinned = {"pin_memory": self.device.type == "cuda"}
         scores, done = torch.full((bucket, self.tasks), torch.nan, **pinned), torch.zeros(1, dtype=torch.int32, **pinned)
         self.state[StateWord.TRUE_ROWS], self.state[StateWord.BATCH_NUMBER] = rows, batch
