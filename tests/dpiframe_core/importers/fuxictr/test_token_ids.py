@@ -86,7 +86,7 @@ def test_a_file_that_is_not_there_is_left_to_who_says_so(tmp_path):
         with_vocabularies(spec, "s.yaml", tmp_path)
 
 
-@pytest.mark.parametrize("tokens", [{"7": 1, "-3": 2, "0": 3}, {" 7": 1, "+8": 2, "0": 3}, {"1_0": 1}, {"7": 1, "07": 2}])
+@pytest.mark.parametrize("tokens", [{"7": 1, "-3": 2, "0": 3}, {" 7": 1, "+8": 2, "0": 3}, {"1_0": 1}])
 def test_a_specs_integers_are_those_that_python_reads(file, tokens):
     file.write_text(json.dumps(tokens))
     spec = Spec.model_validate({"model": "X", "features": [{"name": "a", "vocabulary": file.name}]})
