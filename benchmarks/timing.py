@@ -1,9 +1,7 @@
 """Times calls: several of them in interleaved rounds, and work captured in a CUDA graph by device time. Knows no systems."""
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -58,31 +56,6 @@ def interleaved(
                     itself = call(i)
                     own.append(itself if isinstance(itself, float) else time.perf_counter() - start)
     return {name: times_of(own) for name, own in spent.items()}
-
-
-@contextmanager
-def on_quickest_core() -> Iterator[None]:
-    """The calling thread, and no other, stays on the core that now runs a loop of Python fastest.
-
-    A core of a virtual machine may be half of one, and a neighbour have the other half: all takes up to twice as long there,
-    and a thread that is left alone stays there for seconds.
-    """
-    before, took = os.sched_getaffinity(0), {}
-    try:
-        for core in before:
-            os.sched_setaffinity(0, {core})
-            took[core] = min(_loop_s() for _ in range(3))
-        os.sched_setaffinity(0, {min(took, key=took.__getitem__)})
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def _loop_s() -> float:
-    begin, x = time.perf_counter(), 0
-    for i in range(5000):
-        x += i
-    return time.perf_counter() - begin
 
 
 class Captured:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dpiframe_core.errors import InputError, shown
+from dpiframe_core.errors import BundleError, InputError, shown
 
 # Names become file names and JSON keys: no separators, no leading dot.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")]
@@ -64,7 +64,7 @@ def first_fault(error: ValidationError, *, yaml: bool = False) -> str:
     return f"{where}{line}" + (f" ({more} more fault{'s' * (more > 1)})" if more else "")
 
 
-def told(error: ValidationError | ValueError, name: str, joint: str = ": ") -> InputError:
+def told(error: ValidationError | ValueError | BundleError, name: str, joint: str = ": ") -> InputError:
     """The first fault of a call of the class `name`, by its field: `Hash.buckets: got 0, ..`; or of a file, by its key."""
     line = first_fault(error, yaml=joint == ": ") if isinstance(error, ValidationError) else str(error)
     parts = _FAULT.fullmatch(line)

@@ -26,7 +26,7 @@ COMMON = {
     "deployments/config_load", "deployments/config_tables", "deployments/config_observed",
     "deployments/metrics",
     "deployments/private_ray", "deployments/processes", "deployments/signals", "deployments/worker_start",
-    "benchmarks/timing",
+    "benchmarks/host_cores", "benchmarks/timing",
 }  # fmt: skip
 
 ROOMS: dict[str, dict[str, str]] = {

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.apart.gpu_turn import GpuTurn, takes_turns
+from benchmarks.host_cores import on_quickest_core
 from benchmarks.records.record import Record, record
 from benchmarks.systems import systems as known
 from benchmarks.systems.cells import check
@@ -25,7 +26,7 @@ from benchmarks.systems.launches import dependent_launches
 from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.system import System
 from benchmarks.systems.torch_calls import called
-from benchmarks.timing import interleaved, on_quickest_core
+from benchmarks.timing import interleaved
 from benchmarks.workloads.inputs import PeerInputs
 from benchmarks.workloads.models import workload
 from benchmarks.workloads.workload import Form, Workload

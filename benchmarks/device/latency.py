@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.device.floor import Machine, floor_record
+from benchmarks.host_cores import on_quickest_core
 from benchmarks.records.record import Record, record
 from benchmarks.systems import systems as known
 from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.names import PAPER_MODELS, is_compiled
 from benchmarks.systems.system import System
-from benchmarks.timing import interleaved, on_quickest_core
+from benchmarks.timing import interleaved
 from benchmarks.workloads.workload import Workload
 from kernels.dense.linear import matmul_precision
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.host_cores import stolen_share
 from benchmarks.records.record import Record, record
-from benchmarks.serving.host_cores import stolen_share
 from benchmarks.serving.load import Load, drive, request_bytes
 from benchmarks.serving.payloads import Payloads, scores_in
 from benchmarks.serving.systems import Running, first_answer, our_config, our_server, processes_of_session, settle

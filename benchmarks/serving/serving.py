@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from benchmarks.host_cores import turns_per_s
 from benchmarks.records.record import Record, record
-from benchmarks.serving.host_cores import turns_per_s
 from benchmarks.serving.load import Load, drive, request_bytes
 from benchmarks.serving.payloads import Payloads, scores_in
 from benchmarks.serving.systems import (

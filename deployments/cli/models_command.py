@@ -1,7 +1,6 @@
 """The `dpiframe models` commands: what a running service serves, and changes of it. Each is one call of its HTTP routes."""
 
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
@@ -27,8 +26,8 @@ class Refused(DPIFrameError):
 def list_(url: Url = _HERE) -> None:
     """Print every model, its versions and who gets its requests."""
     with one_line_errors():
-        for model in _ask(url, "GET", "/v1/models")["models"]:
-            _show(_ask(url, "GET", f"/v1/models/{quote(model['name'], '')}/versions"))
+        for model in _ask(url, "GET")["models"]:
+            _show(_ask(url, "GET", model["name"], "versions"))
 
 
 @models_app.command()
@@ -51,7 +50,7 @@ def load(
         body |= {"tables": _mapping(tables)} if tables is not None else {}
         if not new:
             _check_known(url, model)
-    _change(url, "PUT", model, f"versions/{quote(version, '')}", body, timeout)
+    _change(url, "PUT", model, "versions", version, body=body, timeout_s=timeout)
 
 
 @models_app.command()
@@ -74,7 +73,7 @@ def canary(
     if version == _OFF:
         _change(url, "DELETE", model, "canary")
     else:
-        _change(url, "PUT", model, "canary", {"version": version, "percent": percent, "by": by})
+        _change(url, "PUT", model, "canary", body={"version": version, "percent": percent, "by": by})
 
 
 @models_app.command()
@@ -83,20 +82,20 @@ def shadow(model: Model, version: OrOff, url: Url = _HERE) -> None:
     if version == _OFF:
         _change(url, "DELETE", model, "shadow")
     else:
-        _change(url, "PUT", model, "shadow", {"version": version})
+        _change(url, "PUT", model, "shadow", body={"version": version})
 
 
 @models_app.command()
 def unload(model: Model, version: Version, url: Url = _HERE) -> None:
     """Unload a version that is not live."""
-    _change(url, "DELETE", model, f"versions/{quote(version, '')}")
+    _change(url, "DELETE", model, "versions", version)
 
 
 @models_app.command()
 def delete(model: Model, url: Url = _HERE) -> None:
     """Unload a model with all of its versions, unless the service has no other one."""
     with one_line_errors():
-        left = _ask(url, "DELETE", f"/v1/models/{quote(model, '')}")["models"]
+        left = _ask(url, "DELETE", model)["models"]
         stdout.print(f"served now: {', '.join(left)}", markup=False, soft_wrap=True)
 
 
@@ -104,7 +103,7 @@ def _check_known(url: str, model: str) -> None:
     """Raises ConfigError if the service does not have the model: a name misspelt would be a further one, and requests that name
     no model, as they may where there is one, would all be refused.
     """
-    known = [served["name"] for served in _ask(url, "GET", "/v1/models")["models"]]
+    known = [served["name"] for served in _ask(url, "GET")["models"]]
     if model not in known:
         raise ConfigError(f"model: got {model!r}, expected {listed(known)}, or --new for a further model")
 
@@ -119,20 +118,23 @@ def _mapping(text: str) -> dict[str, Any]:
     return read
 
 
-def _change(url: str, method: str, model: str, what: str, body: dict[str, Any] | None = None, timeout_s: float = 60) -> None:
+def _change(url: str, method: str, *path: str, body: dict[str, Any] | None = None, timeout_s: float = 60) -> None:
     with one_line_errors():
-        _show(_ask(url, method, f"/v1/models/{quote(model, '')}/{what}", body, timeout_s))
+        _show(_ask(url, method, *path, body=body, timeout_s=timeout_s))
 
 
-def _ask(url: str, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = 60) -> dict[str, Any]:
+def _ask(url: str, method: str, *path: str, body: dict[str, Any] | None = None, timeout_s: float = 60) -> dict[str, Any]:
+    """What the service says to a call of /v1/models/.., the parts of whose path are names."""
     import httpx
 
-    from deployments.client.call import bearer
+    from deployments.client.call import bearer, segment
 
-    if dots := {".", ".."}.intersection(path.split("/")):  # resolved by httpx, `versions/..` would be the whole model
-        raise Refused(f"name: got {dots.pop()!r}, expected that of a model or a version")
     try:
-        answer = httpx.request(method, url.rstrip("/") + path, json=body, headers=bearer(None), timeout=timeout_s + 60)
+        whole = "/".join((url.rstrip("/"), "v1", "models", *map(segment, path)))
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    try:
+        answer = httpx.request(method, whole, json=body, headers=bearer(None), timeout=timeout_s + 60)
         said = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         raise Refused(f"{url}: got {error or type(error).__name__}, expected a service of DPIFrame") from None

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -33,6 +34,17 @@ def bearer(token: str | None) -> dict[str, str]:
     if re.fullmatch("[!-~]{1,512}", token) is None:
         raise ValueError("token: got other characters or more, expected at most 512 visible ASCII characters")
     return {"Authorization": f"Bearer {token}"}
+
+
+def segment(name: str) -> str:
+    """A model's or version's name as a part of a path.
+
+    Raises:
+        ValueError: it is of dots alone, which HTTP clients resolve: `versions/..` would be the whole model.
+    """
+    if name in (".", ".."):
+        raise ValueError(f"name: got {name!r}, expected that of a model or a version")
+    return quote(name, "")
 
 
 class ClientError(Exception):

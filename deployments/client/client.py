@@ -8,13 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias
-from urllib.parse import quote
 
 import httpx
 import numpy as np
 import numpy.typing as npt
 
-from deployments.client.call import Call, ClientError, Retry, Wait, bearer
+from deployments.client.call import Call, ClientError, Retry, Wait, bearer, segment
 from deployments.client.columns import Column, WireTensor, array_tensors, joined_tensors, raw_tensors
 from deployments.client.scores import Scores
 
@@ -29,9 +28,7 @@ class _Requests:
     """What both clients share: where requests go and what they look like."""
 
     def __init__(self, model: str, version: str | None, retry: Retry, timeout_s: float) -> None:
-        if {model, version} & {".", ".."}:  # which httpx resolves: without the version it would be the live one's path
-            raise ValueError(f"model, version: got {model!r}, {version!r}, expected names")
-        self._path = f"/v2/models/{quote(model, '')}" + (f"/versions/{quote(version, '')}" if version else "") + "/infer"
+        self._path = f"/v2/models/{segment(model)}" + (f"/versions/{segment(version)}" if version else "") + "/infer"
         self._retry = retry
         self._timeout_s = timeout_s
 

@@ -35,7 +35,7 @@ from dpiframe_core.compiler.tidy import tidied
 from dpiframe_core.compiler.trace import Trace, traces
 from dpiframe_core.describe.module_summary import Timed, in_turns, module_summary
 from dpiframe_core.engine.cpu_lane import CpuLane
-from dpiframe_core.errors import InputError, listed
+from dpiframe_core.errors import BundleError, InputError, listed
 from dpiframe_core.features.candidate_columns import check_request
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.examples import raw_example
@@ -43,6 +43,7 @@ from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.graph.graph import Graph
+from dpiframe_core.strict import told
 
 _TIMED_ROWS = 1, 256
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
@@ -86,17 +87,17 @@ class Compiled:
     ) -> Manifest:
         """Writes the bundle; vocabularies as the schema's encoders need them, tables or mappings of values to ids. `tasks`:
         other names for the columns of scores. `example`: a raw request, by default one of the first rows that the module was
-        compiled with. Raises as `write_bundle` and `VocabularyTable.of`.
+        compiled with. Raises as `write_bundle`.
 
         Raises:
-            InputError: other than one name for each column of scores; an example that is no request of this model.
+            InputError: other than one name for each column of scores; an example that is no request of this model; a mapping
+                that is no vocabulary.
         """
         scores = self.golden.scores.shape[1]
         tasks = self.tasks if tasks is None else tasks
         if isinstance(tasks, str) or len(tasks) != scores:
             raise InputError("tasks", tasks, f"{scores} names, one for each score that the module gives")
-        given = (vocabularies or {}).items()
-        known = {n: v if isinstance(v, VocabularyTable) else VocabularyTable.of(v, f"vocabularies.{n}") for n, v in given}
+        known = {n: _vocabulary(n, v) for n, v in (vocabularies or {}).items()}
         if example is not None:
             check_request(Encoder(self.schema, known).encode, example)
         elif not set(vocabulary_names(self.schema)) - known.keys():
@@ -129,6 +130,13 @@ class Compiled:
 
         with evaluating(self.module.module):
             return in_turns(rows, module, lambda: lane.run([block]))
+
+
+def _vocabulary(name: str, given: VocabularyTable | Mapping[str, int] | Mapping[int, int]) -> VocabularyTable:
+    try:
+        return given if isinstance(given, VocabularyTable) else VocabularyTable.of(given)
+    except BundleError as e:
+        raise told(e, f"vocabularies.{name}") from None
 
 
 def compile_module(

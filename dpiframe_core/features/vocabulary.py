@@ -96,19 +96,24 @@ class VocabularyTable:
                 raise BundleError(f"vocabulary: got {got} twice, expected distinct values")
 
     @classmethod
-    def of(cls, id_of: Mapping[str, int] | Mapping[int, int], where: str = "vocabulary") -> Self:
-        """A vocabulary of all text or all integers (of text, if it is empty). Raises BundleError, by `where`: it is none."""
+    def of(cls, id_of: Mapping[str, int] | Mapping[int, int]) -> Self:
+        """A vocabulary of all text or all integers (of text, if it is empty). Raises BundleError: it is none."""
         if not isinstance(id_of, Mapping):
-            raise BundleError(f"{where}: got a {type(id_of).__name__}, expected a mapping of values to ids")
-        kind = int if type(next(iter(id_of), "")) is int else str
-        for what, found, expected in (("value", set(map(type, id_of)), kind), ("id", set(map(type, id_of.values())), int)):
+            raise BundleError(f"vocabulary: got a {type(id_of).__name__}, expected a mapping of values to ids")
+        return cls.of_pairs(list(id_of), list(id_of.values()))
+
+    @classmethod
+    def of_pairs(cls, values: Sequence[object], ids: Sequence[object]) -> Self:
+        """The same of values and their ids, which may not be distinct yet."""
+        kind = int if type(next(iter(values), "")) is int else str
+        for what, found, expected in (("value", set(map(type, values)), kind), ("id", set(map(type, ids)), int)):
             for other in found - {expected}:
-                raise BundleError(f"{where}: got a {what} of type {other.__name__}, expected {expected.__name__}")
+                raise BundleError(f"vocabulary: got a {what} of type {other.__name__}, expected {expected.__name__}")
         try:
-            value = pa.array(list(id_of), pa.int64() if kind is int else pa.string())
-            ident = pa.array(list(id_of.values()), pa.int64())
+            value = pa.array(values, pa.int64() if kind is int else pa.string())
+            ident = pa.array(ids, pa.int64())
         except (pa.ArrowException, OverflowError, UnicodeError) as e:
-            raise BundleError(f"{where}: got {shown(str(e))}, expected UTF-8 text or integers of 64 bits") from e
+            raise BundleError(f"vocabulary: got {shown(str(e))}, expected UTF-8 text or integers of 64 bits") from e
         return cls(pa.table({"value": value, "id": ident}))
 
     def id_of(self, value: str | int) -> int | None:

@@ -4,7 +4,6 @@ Sizes are not written: they are those of the checkpoint's tables. Used by every 
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 from pydantic import Discriminator, Field, Tag
 from torch import Tensor
 
-from dpiframe_core.errors import InputError, shown
+from dpiframe_core.errors import BundleError, InputError, shown
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Pooling, Scope, Table, Vocabulary
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import VocabularyTable
@@ -171,14 +170,13 @@ def _of_whole(file: Path, values: str, where: str) -> VocabularyTable:
         if not isinstance(entries, tuple) or not entries:
             raise ValueError("no entries")
         keys = [key if values == "string" else int(key) for key, _ in entries]
-        for twice in [key for key, times in Counter(keys).items() if times > 1][:1]:
-            raise ValueError(f"{twice!r} twice")
-        ids = dict(zip(keys, (ident for _, ident in entries), strict=True))
+        return VocabularyTable.of_pairs(keys, [ident for _, ident in entries])
+    except BundleError as e:
+        raise told(e, str(file)) from None
     except OSError:
         raise InputError(where, str(file), "a file, named as seen from the spec's folder") from None
     except (ValueError, RecursionError) as e:
         raise InputError(str(file), str(e), f"a JSON object of {values} values and ids") from None
-    return VocabularyTable.of(ids)
 
 
 def build_schema(

@@ -16,10 +16,10 @@ from kernels.waves.chain_links import ChainHead, ChainOperands, Link, check_link
 from kernels.waves.packed_weights import COLUMNS, CrossWeights, JobWeights, LinearWeights, job_weights, packed
 from kernels.waves.wave_arguments import MAX_LINKS, MAX_LOGITS, ChainArguments, fill_job, logit_steps
 from kernels.waves.wave_jobs import CrossJob, FmJob, JobKind, LinearJob, NormJob, job_constants
+from kernels.waves.wave_tiles import STATIC_BYTES
 
 MOST_ROWS = 8  # of chain.cu
 _THREADS, _WARPS = 512, 16
-_STATIC_BYTES = 1024  # of shared memory, beside what a launch asks for
 
 
 class Chain:
@@ -74,7 +74,7 @@ class Chain:
 
     def fits(self, rows: int) -> bool:
         """Whether a launch for so many rows is possible on this device."""
-        return rows <= MOST_ROWS and self._shared_bytes(_bucket(rows)) + _STATIC_BYTES <= shared_limit(self._device)
+        return rows <= MOST_ROWS and self._shared_bytes(_bucket(rows)) + STATIC_BYTES <= shared_limit(self._device)
 
     def sources(self, rows: int) -> list[KernelSource]:
         """What a bucket of so many rows needs."""

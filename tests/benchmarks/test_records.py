@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import typer
 
-from benchmarks import timing
+from benchmarks import host_cores
+from benchmarks.host_cores import on_quickest_core
 from benchmarks.records.record import record
 from benchmarks.records.result_file import ResultFile
 from benchmarks.records.run import Run
 from benchmarks.report.results import Results
-from benchmarks.timing import Times, interleaved, on_quickest_core, times_of
+from benchmarks.timing import Times, interleaved, times_of
 
 RUN = {"gpu": "NVIDIA H200", "commit": "abc", "date": "today"}
 
@@ -191,7 +192,7 @@ def test_one_thread_alone_is_on_one_core_while_a_cell_is_timed_and_free_again_if
 
 def test_the_core_that_is_quickest_is_taken(monkeypatch):
     cores, took = os.sched_getaffinity(0), {}
-    monkeypatch.setattr(timing, "_loop_s", lambda: took.setdefault(min(os.sched_getaffinity(0)), 1.0 - 0.1 * len(took)))
+    monkeypatch.setattr(host_cores, "_turn_s", lambda: took.setdefault(min(os.sched_getaffinity(0)), 1.0 - 0.1 * len(took)))
     with on_quickest_core():
         assert os.sched_getaffinity(0) == {list(took)[-1]}
     assert took.keys() == cores

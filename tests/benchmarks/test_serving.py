@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.host_cores import _turn, core_ticks, turns_per_s
 from benchmarks.records.record import record
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS, WIDE
 from benchmarks.report.serving_tables import serving as serving_table
-from benchmarks.serving.host_cores import _turn, core_ticks, turns_per_s
 from benchmarks.serving.load import compiled, drive, joined, request_bytes
 from benchmarks.serving.payloads import FORMS, Payloads
 from benchmarks.serving.peers.model import PeerModel

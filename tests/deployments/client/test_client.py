@@ -120,7 +120,7 @@ def test_a_refusal_is_raised_at_once_with_the_services_words(live: LiveApp) -> N
 
 @pytest.mark.parametrize("name", [".", ".."])
 def test_a_version_of_dots_is_not_the_live_one(live: LiveApp, name: str) -> None:
-    with pytest.raises(ValueError, match=r"^model, version: got 'fake', '\.\.?', expected names$"):
+    with pytest.raises(ValueError, match=r"^name: got '\.\.?', expected that of a model or a version$"):
         Client(live.url, "fake", version=name)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from dpiframe_core import compile as compile_model
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine import Engine
-from dpiframe_core.errors import BundleError, InputError
+from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric, Table, Vocabulary
 from dpiframe_core.features.vocabulary import VocabularyTable
 from tests.dpiframe_core.compiler.modules import example, randomised, schema
@@ -150,7 +150,7 @@ def test_an_example_speaks_the_raw_values_of_the_vocabularies(tmp_path):
     for name, known in (("b", VocabularyTable.of(words)), ("mapping", words)):
         compiled.write(tmp_path / name, name="words", vocabularies={"word": known})
         assert read_bundle(tmp_path / name).example == {"context": {"age": 0.5}, "candidates": {"word": ["c", "a", "b"]}}
-    with pytest.raises(BundleError, match=r"^vocabularies\.word: got a list, expected a mapping of values to ids$"):
+    with pytest.raises(InputError, match=r"^vocabularies\.word: vocabulary: got a list, expected a mapping of values to ids$"):
         compiled.write(tmp_path / "c", name="words", vocabularies={"word": list(words)})
 
 

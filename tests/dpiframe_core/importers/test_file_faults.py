@@ -53,9 +53,7 @@ def test_a_vocabulary_has_each_value_once(tmp_path, values, text, twice):
     (tmp_path / "b.json").write_text(text)
     with pytest.raises(InputError) as caught:
         read_spec(tmp_path / "spec.yaml")
-    assert (
-        str(caught.value) == f"{tmp_path}/b.json: got {twice + ' twice'!r}, expected a JSON object of {values} values and ids"
-    )
+    assert str(caught.value) == f"{tmp_path}/b.json: vocabulary: got {twice} twice, expected distinct values"
 
 
 def test_a_checkpoint_that_is_a_folder_or_a_whole_model(tmp_path):
