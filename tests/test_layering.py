@@ -138,6 +138,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/operators": "and whose operators are bound to a device",
         "kernels/runtime": "graphs are replayed, code is kept on disk",
         "kernels/lookup": "a lane stages what the lookup reads",
+        "kernels/copies": "or has it read elsewhere",
         "kernels/dense": "strict float32 is a setting of products",
     },
     "dpiframe_core/compiler/operations": {

@@ -73,7 +73,7 @@ def latency(
     batches: Names = _BATCHES,
     contexts: Contexts = _CONTEXTS,
     max_rows: MaxRows = 0,
-    systems: Names = "dpiframe,eager,stacked-eager,compile-captured,compile-mapped",
+    systems: Names = "dpiframe,dpiframe-in-place,eager,stacked-eager,compile-captured,compile-mapped",
     buckets: Annotated[str, typer.Option(help="exact: captured for the batch; default: as serving captures")] = "exact",
     with_floor: Annotated[bool, typer.Option("--floor", help="suite floor too, from the same calls")] = False,
     gemm: Annotated[int, typer.Option(help="side of the product whose rate is the floor's")] = 8192,
@@ -84,7 +84,7 @@ def latency(
     append: Append = False,
     out: Out = None,
 ) -> None:
-    """Whole models, host to host, of any of the eight systems that docs/benchmarks.md names."""
+    """Whole models, host to host, of any of the nine systems that docs/benchmarks.md names."""
     names = _systems(systems)
     run = Run("latency", device, seed, out, append)
     sweep = _sweep(run, models, precisions, batches, seconds, seed, ids, contexts=contexts, max_rows=max_rows)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from benchmarks.records.record import Record
 from benchmarks.report.markdown import table, us
 from benchmarks.report.results import Results, any_of, best_peer, cell_name, has_compiled, mean, model_name
-from benchmarks.systems.names import SYSTEMS, known_as
+from benchmarks.systems.names import OURS, SYSTEMS, known_as
 from dpiframe_core.engine.options import PRECISIONS
 
 _LATENCY = """Microseconds, host to host, median (p99): ids in host memory to scores in host memory, one call at a time. The
@@ -55,7 +55,7 @@ def latency(results: Results) -> list[str]:
             if ours and best and has_compiled(cell):
                 gain = f"{best['p50_us'] / ours['p50_us']:.2f}x"
                 over["the best peer"] += [best["p50_us"] / ours["p50_us"]] * usual
-            for s in cell.keys() - {"dpiframe"} if ours and usual else ():
+            for s in cell.keys() - {*OURS} if ours and usual else ():
                 over[s].append(cell[s]["p50_us"] / ours["p50_us"])
             if ours and ours["device_us"]:
                 device = f"{ours['device_us']:.1f}"

@@ -9,7 +9,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 from benchmarks.systems.names import known_as
 
 COLOURS = {
-    "dpiframe": "#D1495B", "dpiframe-pinned": "#E8A0A8", "eager": "#8D99AE", "stacked-eager": "#5C677D", "compile": "#7EB09B",
+    "dpiframe": "#D1495B", "dpiframe-in-place": "#9A2E3D", "dpiframe-pinned": "#E8A0A8",
+    "eager": "#8D99AE", "stacked-eager": "#5C677D", "compile": "#7EB09B",
     "compile-captured": "#2E7D5B", "compile-mapped": "#14532D",
     "fbgemm": "#8AB6D6", "fbgemm-captured": "#2B6CA3", "stacked-captured": "#3D4452",
 }  # fmt: skip

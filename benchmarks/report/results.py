@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.records.record import Record, identity, title
-from benchmarks.systems.names import MODEL_TITLES, is_compiled
+from benchmarks.systems.names import MODEL_TITLES, OURS, is_compiled
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def any_of(cell: Mapping[str, Record]) -> Record:
 
 def best_peer(cell: Mapping[str, Record]) -> Record | None:
     """The fastest of a cell's systems that is not ours."""
-    return min((r for s, r in cell.items() if s != "dpiframe" and r["p50_us"]), key=lambda r: r["p50_us"], default=None)
+    return min((r for s, r in cell.items() if s not in OURS and r["p50_us"]), key=lambda r: r["p50_us"], default=None)
 
 
 def has_compiled(cell: Iterable[str]) -> bool:

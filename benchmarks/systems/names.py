@@ -1,7 +1,8 @@
 """The names of systems and models: as records have them, and as papers write them."""
 
 COMPILED = ("compile", "compile-captured", "compile-mapped", "fbgemm", "fbgemm-captured")
-SYSTEMS = ("dpiframe", "eager", "stacked-eager", *COMPILED)
+OURS = ("dpiframe", "dpiframe-in-place")
+SYSTEMS = (*OURS, "eager", "stacked-eager", *COMPILED)
 MODEL_TITLES = {
     "wide_deep": "Wide&Deep", "deepfm": "DeepFM", "dcn": "DCN", "dcnv2": "DCN-V2", "dcnv2-stacked": "DCN-V2 stacked",
     "dcnv2-low-rank": "DCN-V2 low rank", "dcnv2-mixture": "DCN-V2 mixture", "xdeepfm": "xDeepFM", "dlrm": "DLRM",

@@ -15,6 +15,7 @@ from deployments.batching.row_queue import Part, Ticket
 from deployments.fanin.board import Board
 from deployments.fanin.handshake import Welcome
 from deployments.fanin.peer import Peer, PeerRequest
+from deployments.fanin.request_memory import Bytes
 from deployments.fanin.rings import NO_DEADLINE, Ask, Status
 from deployments.fanin.shared_memory import require_ordered_stores, shared_memory
 from deployments.metrics import BatchSeen
@@ -33,7 +34,8 @@ class FanInBatcher:
     """Serves one model to any number of ingresses through `run`, a blocking callable that `lanes` threads may call at once.
 
     A lane that becomes free reads what all ingresses have asked since, forms a batch of it, runs it, writes each request's
-    scores behind its rows, and wakes each ingress concerned once. `read_ahead` is told of each request that comes in.
+    scores behind its rows, and wakes each ingress concerned once. `read_ahead` is told of each request that comes in, and
+    `lock_pages` of the memory of each ingress.
     """
 
     def __init__(
@@ -52,11 +54,12 @@ class FanInBatcher:
         clock: Callable[[], float] = time.monotonic,
         on_batch: Callable[[BatchSeen], None] | None = None,
         read_ahead: Callable[[RowBlock], None] | None = None,
+        lock_pages: Callable[[Bytes], None] | None = None,
     ) -> None:
         require_ordered_stores()
         self.fingerprint = fingerprint
         self.layout, self.tasks, self._clock = layout, tasks, clock
-        self._read_ahead = read_ahead
+        self._read_ahead, self._lock_pages = read_ahead, lock_pages
         self._peers: tuple[Peer, ...] = ()
         self.dispatcher: Dispatcher[PeerRequest] = Dispatcher(
             run,
@@ -91,6 +94,7 @@ class FanInBatcher:
             precision=engine.precision,
             buckets=engine.buckets,
             on_batch=on_batch,
+            lock_pages=engine.lock_pages,
         )
 
     @property
@@ -100,6 +104,8 @@ class FanInBatcher:
     def join(self, peer: Peer) -> None:
         """From now on a peer's requests are read."""
         peer.joined()
+        if self._lock_pages:
+            self._lock_pages(peer.memory)
         with self.dispatcher.lock:
             self._peers = (*self._peers, peer)
         self.dispatcher.wake()

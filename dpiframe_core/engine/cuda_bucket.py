@@ -15,6 +15,7 @@ import torch
 from dpiframe_core.engine.staging import Staging
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock, checked_rows
 from dpiframe_core.operators.workspace import done_words
+from kernels.copies.row_reader import RowReader, row_reader
 from kernels.runtime import fastest
 from kernels.runtime.replay import copy_threads, replay, replay_batches
 
@@ -30,12 +31,13 @@ class CapturedBucket:
     By raw handles: torch's replay under a stream guard costs 15 us more a call (H200 host).
 
     Attributes:
-        graph: what is replayed. handle: its cudaGraphExec_t. launch: starts it. run: and waits for the scores that so many
-        words of `done` tell of. Both are called with the lane's device as the current one.
+        graph: what is replayed; one that keeps its nodes may read its rows elsewhere (`reader_of`). handle: its
+        cudaGraphExec_t. launch: starts it. run: and waits for the scores that so many words of `done` tell of. Both are called
+        with the lane's device as the current one.
         ahead: the graph starts before its rows are staged.
     """
 
-    __slots__ = ("ahead", "graph", "handle", "launch", "run")
+    __slots__ = ("_reader", "ahead", "graph", "handle", "launch", "run")
 
     def __init__(
         self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, done: npt.NDArray[np.int32] | None, *, ahead: bool
@@ -45,6 +47,12 @@ class CapturedBucket:
         self.graph, self.handle, self.ahead = graph, graph.raw_cuda_graph_exec(), ahead
         self.launch: Callable[[], None] = partial(runtime.graphLaunch, self.handle, stream.cuda_stream)
         self.run = replay(self.handle, stream.cuda_stream, done)
+        self._reader: RowReader | None = None  # whose arguments C writes, as long as there is a graph
+
+    def reader_of(self, places: Mapping[str, int]) -> tuple[int, ...]:
+        """Of the kernel that reads rows from these places, see `row_reader`; () if there is no such one."""
+        self._reader = row_reader(self.graph.raw_cuda_graph(), places)
+        return self._reader.given if self._reader else ()
 
     def release(self) -> None:
         self.graph.reset()
@@ -96,12 +104,12 @@ def batch_runner(buckets: LaneBuckets) -> RunBatch:
 
 
 def _in_c(of: LaneBuckets) -> RunBatch | None:
-    graphs = []
+    graphs, places = [], of.staging.places
     for rows, one in of.ready.items():
         if isinstance(one, EagerBucket):
             return None
         copied = of.copied.get(rows)
-        graphs.append((rows, one.handle, one.ahead, copied.handle if copied else 0))
+        graphs.append((rows, one.handle, one.ahead, copied.handle if copied else 0, one.reader_of(places)))
     block, layout = of.staging.block, of.staging.block.layout
     stage, carried = (block.buffer, block.places, layout.sections), (of.staging.carried, layout.context_ids.prefix_bytes)
     return replay_batches(

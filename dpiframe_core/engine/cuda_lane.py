@@ -200,9 +200,10 @@ class CudaLane:
         del self._programs[program.name]
 
     def _captured(self, program: CudaProgram, rows: int, pool: Any, copies: DeviceRows | None = None) -> CapturedBucket:
-        graph, stream = torch.cuda.CUDAGraph(), self._streams[0]
+        graph, stream = torch.cuda.CUDAGraph(keep_graph=True), self._streams[0]
         with gc_paused(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._issue(program, rows, copies)
+        graph.instantiate()
         return CapturedBucket(graph, stream, self._done, ahead=not copies and self._ahead(program, rows))
 
     def _is_large(self, rows: int) -> bool:

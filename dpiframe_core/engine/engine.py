@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
 from dpiframe_core.embedding.home import Home
@@ -35,6 +36,7 @@ from dpiframe_core.models.model_graph import model_graph
 from dpiframe_core.replan.moving_tables import MovingTables
 from dpiframe_core.replan.replanner import TableReads
 from kernels.runtime import c_build
+from kernels.runtime.host_memory import lock_pages
 
 log = logging.getLogger(__name__)
 _COLD = "not warmed up"
@@ -249,6 +251,11 @@ class Engine:
             return self.run_batch((block,), deadline, priority).scores
         parts = [block.window(i, min(i + step, block.rows)) for i in range(0, block.rows, step)]
         return np.concatenate([self.run_batch((part,), deadline, priority).scores for part in parts])
+
+    def lock_pages(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Locks memory until the array is gone. A GPU reads large blocks there that are a batch alone; others are copied."""
+        if self._store.device.type == "cuda":
+            lock_pages(memory, self._store.device)
 
     def replay_us(self, block: RowBlock, repeats: int = 50) -> float | None:
         """Device-only time of one run in microseconds, its graph replayed back to back; None without captured graphs."""

@@ -30,6 +30,12 @@ class Staging:
         self.batch = Batch(*map(torch.from_numpy, sections))
         self._words = b.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_CONTEXTS + 1]
 
+    @property
+    def places(self) -> dict[str, int]:
+        """Where kernels read the rows' ids and numbers, if they have some."""
+        sections = {"ids": self.batch.candidate_ids, "numbers": self.batch.candidate_numbers}
+        return {name: rows.data_ptr() for name, rows in sections.items() if rows.numel()}
+
     def stage(self, blocks: Sequence[RowBlock], bucket: int) -> int:
         """Copies the rows of the blocks; those behind, up to the bucket's, become padding. Returns the number of rows."""
         rows = self.block.fill(blocks)

@@ -35,7 +35,8 @@ static int attribute(PyObject *block, PyObject *name, int64_t *out) {
 
 int dpi_opened(PyObject *const *args, Batch *batch) {
     if (!places_of(args[1], batch->at)) return 0;
-    batch->rows = batch->contexts = batch->past_caches = 0;
+    memcpy(batch->first, batch->at, sizeof batch->at);
+    batch->rows = batch->contexts = batch->past_caches = batch->in_place = 0;
     batch->carried_bytes = 0;
     batch->sections = PyTuple_Check(args[2]) ? PyTuple_GET_SIZE(args[2]) : PLACES;
     if (batch->sections >= PLACES) return PyErr_SetString(PyExc_TypeError, "sections: expected a tuple of at most four"), 0;
@@ -185,7 +186,7 @@ void dpi_copy_rows(const Batch *batch, const Piece *p, int64_t first, int64_t ro
     const uint8_t *from = p->from.buf;
     for (Py_ssize_t k = 0; k < batch->sections; ++k) {
         const int64_t i = batch->section[k][0], width = batch->section[k][1], before = first * width;
-        if (i & 1) continue;
+        if (i & 1 || batch->in_place) continue;
         copy_some(batch, out + p->at[i] + before, from + p->places[i] + before, rows * width);
     }
     Id32 *to = (Id32 *)(out + p->at[REQUEST_OF_ROW]) + first;
@@ -202,6 +203,30 @@ void dpi_copy_rows(const Batch *batch, const Piece *p, int64_t first, int64_t ro
     }
     if (batch->carried_bytes) carry(batch, p, own, first, rows);
     if (batch->past_caches) end_puts();
+}
+
+int64_t dpi_row_bytes(const Batch *batch) {
+    int64_t bytes = 0;
+    for (Py_ssize_t k = 0; k < batch->sections; ++k)
+        if (!(batch->section[k][0] & 1)) bytes += batch->section[k][1];
+    return bytes;
+}
+
+static void own_lines(const void *memory, int64_t size) {
+    enum { LINE = 64 };
+    for (int64_t at = 0; at < size; at += LINE) __builtin_prefetch((const uint8_t *)memory + at, 1);
+}
+
+void dpi_own_rows(const Batch *batch) {
+    enum { MOST = 32 << 10 };
+    const uint8_t *out = batch->out.buf;
+    if ((4 + batch->carried_bytes + dpi_row_bytes(batch)) * batch->rows > MOST) return;
+    own_lines(out + batch->first[REQUEST_OF_ROW], 4 * batch->rows);
+    for (Py_ssize_t k = 0; k < batch->sections; ++k) {
+        const int64_t i = batch->section[k][0];
+        if (!(i & 1)) own_lines(out + batch->first[i], batch->rows * batch->section[k][1]);
+    }
+    if (batch->carried_bytes) own_lines(batch->carried.buf, batch->rows * batch->carried_bytes);
 }
 
 // fill(out, places, sections, blocks): RowBlock.fill; `sections` are BlockLayout.sections. Gives the rows.

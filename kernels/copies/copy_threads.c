@@ -53,7 +53,7 @@ void dpi_offer_copy(SharedCopy *c, int threads, int64_t pieces, void (*piece)(co
     begin_threads(threads);
     c->older = copies, copies = c;
     pthread_mutex_unlock(&lock);
-    pthread_cond_broadcast(&offered);
+    for (int i = 0; i < threads; ++i) pthread_cond_signal(&offered);
 }
 
 static void withdraw(SharedCopy *c) {

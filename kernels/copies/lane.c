@@ -1,5 +1,6 @@
 // A GPU lane's batches, one call each: blocks are checked, staged for the smallest graph that holds them, and scored.
 
+#include "copies/in_place.h"
 #include "copies/staging.h"
 
 enum { ROWS_A_WORD = 8 };  // that a head tells of, workspace.py
@@ -9,14 +10,18 @@ enum { MANY = 512 };  // rows, from which on they are copied past the caches (pu
 typedef struct {
     int64_t rows, ahead;
     void *exec, *copied;
+    RowReader reader;
 } Graph;
 
 // What is the same for all batches of a lane. batch: empty, over memory that is held.
 typedef struct {
     Replay replay;  // exec, words: not set
+    Driver driver;
     const char *(*error)(int code);
     Batch batch;
     PyObject *layout, *scores, *copy, *result;  // of blocks; float32[rows, tasks]; "copy"; a type of named tuples
+    PyObject *view;  // scores[:viewed], of the last batch: the next one often has as many
+    int64_t viewed;
     int64_t threads, graphs;
     Graph graph[];
 } Lane;
@@ -27,37 +32,63 @@ static void close_lane(Lane *lane) {
     if (lane->batch.out.obj) PyBuffer_Release(&lane->batch.out);
     if (lane->batch.carried_bytes) PyBuffer_Release(&lane->batch.carried);
     Py_XDECREF(lane->layout), Py_XDECREF(lane->scores), Py_XDECREF(lane->copy), Py_XDECREF(lane->result);
+    Py_XDECREF(lane->view);
     PyMem_Free(lane);
 }
 
 static void close_capsule(PyObject *capsule) { close_lane(PyCapsule_GetPointer(capsule, LANE)); }
 
 // The smallest that holds the batch.
-static const Graph *graph_of(const Lane *lane, const Batch *batch) {
+static Graph *graph_of(Lane *lane, const Batch *batch) {
     const Graph *last = lane->graph + lane->graphs - 1;
     if (batch->rows < 1 || batch->rows > last->rows || batch->contexts > last->rows) {
         PyErr_Format(PyExc_ValueError, "batch: got %lld rows of %lld contexts, expected 1 to %lld of each",
                      (long long)batch->rows, (long long)batch->contexts, (long long)last->rows);
         return NULL;
     }
-    const Graph *graph = lane->graph;
+    Graph *graph = lane->graph;
     while (graph->rows < batch->rows) ++graph;
     return graph;
 }
 
 // result(scores[:rows].copy(), ms, bucket), made as tuples make themselves: the type's own way takes longer, as it is Python's.
-static PyObject *result_of(const Lane *lane, int64_t rows, int64_t bucket, int64_t ns) {
-    PyObject *view = PySequence_GetSlice(lane->scores, 0, rows);
-    PyObject *scores = view ? PyObject_CallMethodNoArgs(view, lane->copy) : NULL;
+static PyObject *result_of(Lane *lane, int64_t rows, int64_t bucket, int64_t ns) {
+    if (!lane->view || lane->viewed != rows) {
+        Py_XSETREF(lane->view, PySequence_GetSlice(lane->scores, 0, rows));
+        lane->viewed = rows;
+    }
+    PyObject *scores = lane->view ? PyObject_CallMethodNoArgs(lane->view, lane->copy) : NULL;
     PyObject *given = scores ? Py_BuildValue("((NdL))", scores, ns * 1e-6, (long long)bucket) : NULL;
     PyObject *result = given ? PyTuple_Type.tp_new((PyTypeObject *)lane->result, given, NULL) : NULL;
-    Py_XDECREF(view), Py_XDECREF(given);
+    Py_XDECREF(given);
     return result;
+}
+
+// A batch on its way, for what is to be done once its graph is launched.
+typedef struct {
+    Lane *lane;
+    Graph *graph;
+    Staging staging;
+    int ahead, code;
+} Running;
+
+static void meanwhile(void *with) {
+    Running *r = with;
+    if (r->ahead) dpi_finish_staging(&r->staging);
+    if (r->staging.batch->in_place)  // what is launched keeps its place
+        r->code = dpi_read_batch(&r->lane->driver, r->graph->exec, &r->graph->reader, r->staging.batch);
+}
+
+// What the device has read is the core's again when the next batch comes, whose copy would wait for each line: of 256 rows for
+// 0.6 to 1 us (H200 host). More rows go past the caches.
+static void take_back(void *with) {
+    const Batch *batch = ((Running *)with)->staging.batch;
+    if (!batch->past_caches && !batch->in_place) dpi_own_rows(batch);
 }
 
 // run(blocks, copied). Raises before the launch, or when all is over: what is launched ahead waits for all its rows.
 static PyObject *run_batch(PyObject *capsule, PyObject *const *args, Py_ssize_t count) {
-    const Lane *lane = PyCapsule_GetPointer(capsule, LANE);
+    Lane *lane = PyCapsule_GetPointer(capsule, LANE);
     const int64_t begun = dpi_now();
     if (!counted(count, 2)) return NULL;
     Batch batch = lane->batch;
@@ -72,21 +103,26 @@ static PyObject *run_batch(PyObject *capsule, PyObject *const *args, Py_ssize_t 
         good = dpi_laid_out(block, lane->layout) && dpi_appended(&batch, block, &pieces[held]);
         if (good) good = dpi_of_contexts(&pieces[held++]);
     }
-    const Graph *graph = good ? graph_of(lane, &batch) : NULL;
+    Graph *graph = good ? graph_of(lane, &batch) : NULL;
     Replay replay = lane->replay;
     good = graph && dpi_set_words((batch.rows + ROWS_A_WORD - 1) / ROWS_A_WORD, &replay);
     good = good && within(&batch.out, batch.at[REQUEST_OF_ROW], 4 * (graph->rows - batch.rows));
     if (good) {
         // No more contexts are copied than rows.
         const int copied = graph->copied && args[1] == Py_True && batch.contexts <= graph->rows;
-        const int ahead = graph->ahead && !copied;
-        Staging staging;
+        Running running = {.lane = lane, .graph = graph, .ahead = graph->ahead && !copied};
         replay.exec = copied ? graph->copied : graph->exec;
         batch.past_caches = batch.rows >= MANY;
         Py_BEGIN_ALLOW_THREADS
-        dpi_begin_staging(&staging, &batch, pieces, held, graph->rows - batch.rows, (int)lane->threads);
-        if (!ahead) dpi_finish_staging(&staging);
-        code = dpi_replayed(&replay, ahead ? dpi_finish_staging : NULL, &staging);
+        if (graph->reader.moved) code = dpi_read_batch(&lane->driver, graph->exec, &graph->reader, &batch);
+        if (!code && !copied && held == 1 && dpi_readable(&lane->driver, &graph->reader, &batch, pieces, graph->rows))
+            batch.in_place = !dpi_read_in_place(&lane->driver, graph->exec, &graph->reader, pieces);
+        if (!code) {
+            dpi_begin_staging(&running.staging, &batch, pieces, held, graph->rows - batch.rows, (int)lane->threads);
+            if (!running.ahead) dpi_finish_staging(&running.staging);
+            code = dpi_replayed(&replay, meanwhile, take_back, &running);
+            if (!code) code = running.code;
+        }
         Py_END_ALLOW_THREADS
     }
     while (held) PyBuffer_Release(&pieces[--held].from);
@@ -98,29 +134,30 @@ static PyObject *run_batch(PyObject *capsule, PyObject *const *args, Py_ssize_t 
 
 static PyMethodDef RUN_BATCH = {"run_batch", (PyCFunction)(void (*)(void))run_batch, METH_FASTCALL, NULL};
 
-// (rows, exec, ahead, exec of the copied one), by rows.
+// (rows, exec, ahead, exec of the copied one, see dpi_reader_of), by rows.
 static int graphs_of(PyObject *given, Lane *lane) {
     for (int64_t i = 0, before = 0; i < lane->graphs; before = lane->graph[i++].rows) {
         PyObject *each = PyTuple_GET_ITEM(given, i);
         int64_t of[4];
-        if (!PyTuple_Check(each) || PyTuple_GET_SIZE(each) != 4)
-            return PyErr_SetString(PyExc_TypeError, "graphs: expected tuples of four integers"), 0;
+        if (!PyTuple_Check(each) || PyTuple_GET_SIZE(each) != 5)
+            return PyErr_SetString(PyExc_TypeError, "graphs: expected tuples of four integers and a reader"), 0;
         if (!integers(((PyTupleObject *)each)->ob_item, 4, INT64_MAX, of)) return 0;
         if (of[0] <= before || of[0] > COUNTS)
             return PyErr_Format(PyExc_ValueError, "graphs: got %lld rows behind %lld", (long long)of[0], (long long)before), 0;
-        lane->graph[i] = (Graph){of[0], of[2], (void *)of[1], (void *)of[3]};
+        lane->graph[i] = (Graph){.rows = of[0], .ahead = of[2], .exec = (void *)of[1], .copied = (void *)of[3]};
+        if (!dpi_reader_of(PyTuple_GET_ITEM(each, 4), &lane->graph[i].reader)) return 0;
     }
     return 1;
 }
 
-// replay_batches(given, error, graphs, threads, out, places, sections, carried, prefix, layout, scores, result): a function of
-// (blocks, copied) that is fill and replay of the smallest graph that holds them, or if it is launched ahead fill once it is;
+// replay_batches(given, error, graphs, threads, out, places, sections, carried, prefix, layout, scores, result, driver): a
+// function of (blocks, copied) that is fill and replay of the smallest graph that holds them, or if it is launched ahead fill once it is;
 // rows behind them, up to the graph's, become padding. So many threads more may copy a large batch. given: a Replay, its exec
 // left out. error: cudaGetErrorString's address. carried: see Batch; or None. layout: of all blocks. copied: whether rows go to
-// the device first where there is such a graph. Gives result(scores[:rows].copy(), ms, rows of the graph).
+// the device first where there is such a graph. driver: a Driver. Gives result(scores[:rows].copy(), ms, rows of the graph).
 PyObject *dpi_replay_batches(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t threads;
-    if (!counted(count, 12) || !integers(args + 3, 1, COUNTS, &threads)) return NULL;
+    if (!counted(count, 13) || !integers(args + 3, 1, COUNTS, &threads)) return NULL;
     if (!PyTuple_Check(args[2]) || !PyTuple_GET_SIZE(args[2]))
         return PyErr_SetString(PyExc_TypeError, "graphs: expected a tuple of at least one"), NULL;
     if (!PyType_Check(args[11]) || !PyType_IsSubtype((PyTypeObject *)args[11], &PyTuple_Type))
@@ -134,6 +171,7 @@ PyObject *dpi_replay_batches(PyObject *Py_UNUSED(module), PyObject *const *args,
     lane->error = PyLong_AsVoidPtr(args[1]);
     PyObject *capsule = NULL;
     if (lane->copy && !PyErr_Occurred() && graphs_of(args[2], lane) && dpi_replay_of(args[0], &lane->replay) &&
+        dpi_driver_of(args[12], &lane->driver) &&
         dpi_opened(args + 4, &lane->batch) && dpi_carries(args + 7, &lane->batch)) {
         const uintptr_t header = (uintptr_t)lane->batch.out.buf;
         if (header % sizeof(int32_t))

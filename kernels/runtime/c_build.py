@@ -40,6 +40,10 @@ Buffer = npt.NDArray[np.generic] | bytes | memoryview
 Columns = Sequence[list[Any] | tuple[Any, ...] | npt.NDArray[Any]]  # lists, arrays, or packed columns (cells.h)
 
 
+# Rows, exec, whether its lookup waits for them, exec of the same with its rows copied first or 0, RowReader.given or ().
+CapturedGraph = tuple[int, int, bool, int, tuple[int, ...]]
+
+
 class RequestExtension(Protocol):
     """What requests need of C, whose comments say what it does. `pack_ids` and `copy_numbers` give how many values are wrong,
     `replay` CUDA's error code: 0 is well. All raise ValueError rather than go beyond a buffer; but the replays follow the
@@ -77,9 +81,9 @@ class RequestExtension(Protocol):
     ) -> int: ...
     def replay(self, given: bytes, words: int, /) -> int: ...
     def replay_batches(
-        self, given: bytes, error: int, graphs: tuple[tuple[int, int, bool, int], ...], threads: int, out: Buffer,
+        self, given: bytes, error: int, graphs: tuple[CapturedGraph, ...], threads: int, out: Buffer,
         places: tuple[int, ...], sections: tuple[tuple[int, int], ...], carried: Buffer | None, prefix: int, layout: object,
-        scores: Buffer, result: type[tuple[Any, ...]], /,
+        scores: Buffer, result: type[tuple[Any, ...]], driver: bytes, /,
     ) -> Callable[[Sequence[object], bool], Any]: ...  # fmt: skip
 
 
@@ -102,7 +106,7 @@ def cpu_library() -> ctypes.CDLL | None:
 def request_extension() -> RequestExtension | None:
     """The module of blocks.c and the files that it names, or None where it cannot be built (which is said once, in the log)."""
     columns = (f"columns/{name}.c" for name in ("cells", "columns", "texts", "arrow", "json_columns", "json_rows"))
-    copies = (f"copies/{name}.c" for name in ("batch", "staging", "lane", "copy_threads"))
+    copies = (f"copies/{name}.c" for name in ("batch", "in_place", "staging", "lane", "copy_threads"))
     names = ("cpu/blocks.c", *copies, "runtime/replay.c", *columns)
     return cast(RequestExtension | None, extension("kernels.cpu.blocks", names, "requests and graph replays"))
 

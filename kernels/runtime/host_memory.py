@@ -14,12 +14,15 @@ import mmap
 import os
 import stat
 import time
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 log = logging.getLogger(__name__)
@@ -168,6 +171,30 @@ class DeviceReadable:
         if self._memory.numel():
             self._runtime.hostUnregister(self._memory.data_ptr())
             self._memory = torch.empty(0)
+
+
+def lock_pages(memory: npt.NDArray[np.uint8], device: torch.device) -> bool:
+    """Lets the GPUs of this process read memory in place until the array is gone; whether the driver agrees.
+
+    Args:
+        memory: the array that all views of it refer to. device: of those GPUs one that is in use.
+    """
+    import cupy
+
+    runtime, at = cupy.cuda.runtime, memory.ctypes.data
+    with cupy.cuda.Device(device.index or 0):
+        try:
+            runtime.hostRegister(at, memory.nbytes, _PORTABLE | _MAPPED)
+        except runtime.CUDARuntimeError as error:
+            log.info("%s bytes of host memory are not locked: %s", f"{memory.nbytes:,}", error)
+            return False
+    weakref.finalize(memory, _unlock, runtime, at).atexit = False
+    return True
+
+
+def _unlock(runtime: Any, at: int) -> None:
+    with suppress(runtime.CUDARuntimeError):  # of a device that has failed
+        runtime.hostUnregister(at)
 
 
 _PORTABLE, _MAPPED = 1, 2

@@ -52,9 +52,9 @@ typedef struct {
 int dpi_replay_of(PyObject *given, Replay *out);
 int dpi_set_words(int64_t words, Replay *out);
 int64_t dpi_now(void);  // nanoseconds
-// Launches the graph, calls `meanwhile` if there is one, whatever the launch gave, and waits; all without the GIL. Gives CUDA's
-// code.
-int dpi_replayed(const Replay *replay, void (*meanwhile)(void *), void *with);
+// Launches the graph, calls `meanwhile` if there is one, whatever the launch gave, and waits; all without the GIL. `idle`, if there
+// is one, is called once some microseconds later, if words are still looked at then. Gives CUDA's code.
+int dpi_replayed(const Replay *replay, void (*meanwhile)(void *), void (*idle)(void *), void *with);
 
 int dpi_names(void);  // of attributes, for batch.c
 

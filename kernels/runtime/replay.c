@@ -9,7 +9,7 @@
 #include <time.h>
 
 // Nanoseconds. To offer the core to others takes some hundred if nobody wants it.
-static const int64_t PATIENCE = 2000000, CONTENDED = 20000;
+static const int64_t PATIENCE = 2000000, CONTENDED = 20000, IDLE = 6000;
 enum { LOOKS = 32 };  // before others may have the core
 
 int64_t dpi_now(void) {
@@ -27,7 +27,7 @@ static void pause_core(void) {
 }
 
 // Whether all words were seen to have the value.
-static int came(const uint32_t *done, int64_t words, uint32_t wanted) {
+static int came(const uint32_t *done, int64_t words, uint32_t wanted, void (*idle)(void *), void *with) {
     const int64_t begun = dpi_now();
     for (int64_t last = begun, seen = 0;;) {
         for (int look = 0; look < LOOKS; ++look) {
@@ -36,17 +36,18 @@ static int came(const uint32_t *done, int64_t words, uint32_t wanted) {
             pause_core();
         }
         const int64_t before = dpi_now();
+        if (idle && before - begun > IDLE) idle(with), idle = NULL;
         sched_yield();
         last = dpi_now();
         if (last - before > CONTENDED || last - begun > PATIENCE) return 0;
     }
 }
 
-int dpi_replayed(const Replay *r, void (*meanwhile)(void *), void *with) {
+int dpi_replayed(const Replay *r, void (*meanwhile)(void *), void (*idle)(void *), void *with) {
     const uint32_t wanted = r->most ? __atomic_load_n(r->done, __ATOMIC_ACQUIRE) + 1 : 0;
     const int code = r->launch(r->exec, r->stream);
     if (meanwhile) meanwhile(with);
-    return code || (r->most && came(r->done, r->words, wanted)) ? code : r->synchronize(r->stream);
+    return code || (r->most && came(r->done, r->words, wanted, idle, with)) ? code : r->synchronize(r->stream);
 }
 
 int dpi_replay_of(PyObject *given, Replay *out) {
@@ -75,7 +76,7 @@ PyObject *dpi_replay(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssiz
     if (PyErr_Occurred() || !dpi_set_words(words, &replay)) return NULL;
     int code;
     Py_BEGIN_ALLOW_THREADS
-    code = dpi_replayed(&replay, NULL, NULL);
+    code = dpi_replayed(&replay, NULL, NULL, NULL);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(code);
 }

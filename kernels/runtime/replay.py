@@ -13,6 +13,7 @@ import torch
 
 from kernels.runtime import c_build
 from kernels.runtime.cores import usable_cores
+from kernels.runtime.launch import driver
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def replay(
 
 
 def replay_batches(
-    graphs: Sequence[tuple[int, int, bool, int]],
+    graphs: Sequence[c_build.CapturedGraph],
     stream: int,
     done: npt.NDArray[np.int32] | None,
     stage: tuple[npt.NDArray[np.uint8], tuple[int, ...], tuple[tuple[int, int], ...]],
@@ -61,6 +62,7 @@ def replay_batches(
     *,
     threads: int = 0,
     cuda: ctypes.CDLL | None = None,
+    libcuda: Any = None,
 ) -> Callable[[Sequence[object], bool], Any] | None:
     """A function of blocks, and of whether their rows are to be copied to the device first, that stages them for the smallest
     graph that holds them, replays it as `replay` does, and gives `result(a copy of scores[:rows], milliseconds, the graph's
@@ -71,7 +73,8 @@ def replay_batches(
 
     Args:
         graphs: rows, a cudaGraphExec_t, whether its lookup waits for its rows (wait_for_rows.cuh), which are copied while it
-            starts, and the same graph with its rows copied first, or 0; by rows.
+            starts, the same graph with its rows copied first, or 0, and `RowReader.given` of the first or (); by rows. With a
+            reader a batch of one block whose rows lie in page-locked memory is read there, from some 16 KB of rows on.
         stage: RowBlock's buffer and places, where the graphs read, and its layout's sections.
         carried: Batch's, and how many bytes of a context's ids it has; None: there is none.
         layout: of all blocks. scores: float32[rows, tasks], where the graphs write. result: a type of named tuples.
@@ -82,7 +85,7 @@ def replay_batches(
         return None
     return functions.replay_batches(
         _given(0, stream, done, cuda), _address(cuda.cudaGetErrorString), tuple(graphs), threads, *stage, *carried, layout,
-        scores, result,
+        scores, result, _given_driver(libcuda, graphs),
     )  # fmt: skip
 
 
@@ -91,6 +94,15 @@ def _given(exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ct
     calls = map(_address, (cuda.cudaGraphLaunch, cuda.cudaStreamSynchronize))
     watched = (0, 0) if done is None else (done.ctypes.data, done.size)
     return struct.pack("5Pq", *calls, exec_, stream, *watched)
+
+
+def _given_driver(libcuda: Any, graphs: Sequence[c_build.CapturedGraph]) -> bytes:
+    """Driver of in_place.h, if some graph has a reader."""
+    if not any(reader for *_, reader in graphs):
+        return struct.pack("2P", 0, 0)
+    libcuda = libcuda or driver()
+    calls = libcuda.cuGraphExecKernelNodeSetParams_v2, libcuda.cuPointerGetAttributes
+    return struct.pack("2P", *map(_address, calls))
 
 
 def _address(function: Any) -> int:

@@ -7,8 +7,13 @@ from benchmarks.apart.gpu_turn import GpuTurn, ReplayedChoices
 from benchmarks.device import ablation, embedding, floor, latency, tiers, utilisation
 from benchmarks.systems.embedding_cells import MIXED, Cell
 from benchmarks.systems.gather import UNROLLS, Gather
+from benchmarks.systems.names import OURS
+from benchmarks.systems.systems import golden, locked_block
 from benchmarks.systems.torch_calls import as_device_memory
 from benchmarks.timing import Captured
+from benchmarks.workloads.blocks import drawn_blocks
+from dpiframe_core.engine.engine import Engine
+from dpiframe_core.engine.options import EngineOptions
 from tests.benchmarks.tiny import cells, unexpected
 
 pytestmark = pytest.mark.gpu
@@ -39,10 +44,23 @@ def test_captured_work_is_replayed_on_what_its_buffers_hold():
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_latency_tells_our_device_time(precision):
-    names = ("dpiframe", "eager", "stacked-eager")
+    names = (*OURS, "eager", "stacked-eager")
     found = list(latency.run(cells(["deepfm", "dcnv2"], [precision], [3], GPU), names))
     assert [r["system"] for r in found] == [*names, *names]
-    assert all((r["device_us"] is not None) == (r["system"] == "dpiframe") for r in found)
+    assert all((r["device_us"] is not None) == (r["system"] in OURS) for r in found)
+
+
+def test_a_locked_block_is_read_in_place():
+    (w,) = cells(["deepfm"], ["tf32"], [4096], GPU).workloads()
+    engine = Engine(w.bundle(golden(w)), "cuda:0", "tf32", EngineOptions(max_batch_rows=4096, buckets=(64, 4096), lanes=1))
+    engine.warmup()
+    (block,), staged = drawn_blocks(w.schema, 4096, 1), engine._pool.lanes[0]._staging.block.candidate_ids
+    staged[:] = 255
+    scores = engine.submit(locked_block(engine, block))
+    assert (staged == 255).all()
+    assert (engine.submit(block) == scores).all()
+    assert not (staged == 255).all()
+    engine.close()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from benchmarks.report import pages, performance, results_page, speed_chart
 from benchmarks.report.aims import GPU_AIMS, NOTHING
 from benchmarks.report.architectures import architectures
 from benchmarks.report.imported import imported
-from benchmarks.report.results import Results
+from benchmarks.report.results import Results, best_peer
 from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, PAPER_MODELS, WITH_CONTEXTS, architecture_of
 from benchmarks.timing import Times
 from tests.benchmarks.test_report import RUN
@@ -49,6 +49,13 @@ def test_the_best_of_captured_and_mapped_is_the_best_peer():
     found = measured().gains()
     assert {g.peer["system"] for g in found} == {"compile-mapped"}
     assert len(found) == len(list(every_cell())) == 5 * (len(MODEL_TITLES) - 2) + 13 * 2
+
+
+def test_our_own_rows_in_place_are_no_peer():
+    cell = {
+        s: {"system": s, "p50_us": us} for s, us in (("dpiframe", 3.0), ("dpiframe-in-place", 2.0), ("compile-mapped", 4.0))
+    }
+    assert best_peer(cell)["system"] == "compile-mapped"
 
 
 def test_every_architecture_must_reach_the_mean_by_itself():

@@ -52,7 +52,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_latency_measures_every_system_of_a_cell_against_the_source_model():
-    names = ("dpiframe", "eager", "stacked-eager")
+    names = ("dpiframe", "dpiframe-in-place", "eager", "stacked-eager")
     found = list(latency.run(cells(["dcn", "deepfm"], ["fp32", "tf32"], [1, 5], CPU), names))
     assert [(r["model"], r["batch"], r["system"]) for r in found] == [
         (m, b, s) for m in ("dcn", "deepfm") for b in (1, 5) for s in names
@@ -82,7 +82,7 @@ def test_a_system_that_fails_is_named_and_the_others_are_measured(monkeypatch):
     assert [r["system"] for r in latency.run(sweep, names)] == ["dpiframe"]
     assert [what for what, _ in failures] == ["eager dcn fp32 B=3", "nonsense dcn fp32 B=3"]
     assert "got scores off by" in failures[0][1]
-    assert "system: got 'nonsense', expected one of dpiframe, eager" in failures[1][1]
+    assert "system: got 'nonsense', expected one of dpiframe, dpiframe-in-place, eager" in failures[1][1]
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def captured(monkeypatch):
     monkeypatch.setattr(cuda_bucket, "replay", lambda handle, stream, done: lambda words: ran.append((handle, words)))
 
     def make(handle, ahead=False):
-        graph = Mock(raw_cuda_graph_exec=Mock(return_value=handle))
+        graph = Mock(raw_cuda_graph_exec=Mock(return_value=handle), raw_cuda_graph=Mock(return_value=100 + handle))
         return CapturedBucket(graph, SimpleNamespace(cuda_stream=22), None, ahead=ahead)
 
     return SimpleNamespace(ran=ran, make=make)
@@ -165,7 +165,11 @@ def test_an_eager_bucket_issues_and_waits():
 
 @pytest.mark.parametrize("in_c", [False, True])
 def test_batches_run_in_c_where_all_buckets_are_captured(staging, captured, in_c, monkeypatch):
-    made = []
+    made, places = [], []
+    reader = SimpleNamespace(given=(1, 2, 3, 4))
+    monkeypatch.setattr(
+        cuda_bucket, "row_reader", lambda graph, where: places.append(where) or (reader if graph == 111 else None)
+    )
     monkeypatch.setattr(cuda_bucket, "copy_threads", lambda: 3)
     monkeypatch.setattr(
         cuda_bucket, "replay_batches", lambda *given, threads: made.append((*given, threads)) or ("in C" if in_c else None)
@@ -175,7 +179,9 @@ def test_batches_run_in_c_where_all_buckets_are_captured(staging, captured, in_c
     ready = {16: captured.make(11), 64: captured.make(12, ahead=True)}
     buckets = LaneBuckets(ready, {16: captured.make(13)}, staging, done, scores, 22)
     run = batch_runner(buckets)
-    assert made[0][0] == [(16, 11, False, 13), (64, 12, True, 0)]
+    assert made[0][0] == [(16, 11, False, 13, (1, 2, 3, 4)), (64, 12, True, 0, ())]
+    own = block.candidate_ids.ctypes.data, block.candidate_dense.ctypes.data
+    assert places[:2] == [dict(zip(("ids", "numbers"), own, strict=True))] * 2
     assert made[0][1:3] == (22, done)
     stage, carried = (block.buffer, block.places, layout.sections), (staging.carried, layout.context_ids.prefix_bytes)
     assert made[0][3:] == (stage, carried, layout, scores, BatchResult, 3)

@@ -21,7 +21,7 @@ from kernels.runtime.replay import replay_batches
 pytestmark = pytest.mark.skipif(c_build.request_extension() is None, reason="there is no C compiler, or no headers of Python")
 LAYOUT = BlockLayout(IdRecord((4, 2)), IdRecord((4, 1)), 1, 2)
 MOST = 64
-GRAPHS = (8, 11, False, 0), (16, 12, True, 0), (MOST, 13, True, 23)
+GRAPHS = (8, 11, False, 0, ()), (16, 12, True, 0, ()), (MOST, 13, True, 23, ())
 
 
 class Lane:
@@ -93,7 +93,7 @@ def test_rows_are_copied_first_where_that_is_wanted_and_then_staged_before_the_l
 
 
 def test_no_more_contexts_are_copied_than_rows():
-    lane = Lane(((8, 11, False, 21), (MOST, 13, False, 0)))
+    lane = Lane(((8, 11, False, 21, ()), (MOST, 13, False, 0, ())))
     for contexts, handle in ((8, 21), (9, 11)):
         lane.run([block_of(3, contexts)], True)
         assert lane.launched.pop()[0] == handle
@@ -163,6 +163,7 @@ def test_a_row_whose_context_somebody_changes_meanwhile_is_of_the_blocks_first_o
 def test_nothing_that_a_lane_runs_with_is_kept():
     block = block_of(3)
     lane = Lane()
+    lane.run((block,), False)  # whose scores' view stays
     held = [block, block.layout, lane.scores, lane.stage.buffer, BatchResult, GRAPHS]
     gc.collect()
     before = [sys.getrefcount(each) for each in held]
@@ -215,10 +216,10 @@ def test_windows_are_checked_by_contexts_of_their_own():
     ("change", "error", "message"),
     [
         ({"graphs": ()}, TypeError, "graphs: expected a tuple of at least one"),
-        ({"graphs": ((8, 11, False),)}, TypeError, "graphs: expected tuples of four"),
-        ({"graphs": ((8, 11, False, 0), (8, 12, False, 0))}, ValueError, "graphs: got 8 rows behind 8"),
-        ({"graphs": ((0, 11, False, 0),)}, ValueError, "graphs: got 0 rows behind 0"),
-        ({"graphs": ((2**31, 11, False, 0),)}, ValueError, "graphs: got 2147483648 rows"),
+        ({"graphs": ((8, 11, False, 0),)}, TypeError, "graphs: expected tuples of four integers and a reader"),
+        ({"graphs": ((8, 11, False, 0, ()), (8, 12, False, 0, ()))}, ValueError, "graphs: got 8 rows behind 8"),
+        ({"graphs": ((0, 11, False, 0, ()),)}, ValueError, "graphs: got 0 rows behind 0"),
+        ({"graphs": ((2**31, 11, False, 0, ()),)}, ValueError, "graphs: got 2147483648 rows"),
         ({"result": list}, TypeError, "result: expected a type of tuples"),
         ({"result": BatchResult(np.zeros((1, 1), np.float32), 0.0, 1)}, TypeError, "result: expected a type of tuples"),
     ],

@@ -95,7 +95,7 @@ def library(tmp_path_factory):
     return ctypes.CDLL(str(folder / "driver.so"))
 
 
-def batches(library, where, graphs=((64, 1, False, 0),), *, done=None, beside=(None, 0), threads=0, layout=LAYOUT):
+def batches(library, where, graphs=((64, 1, False, 0, ()),), *, done=None, beside=(None, 0), threads=0, layout=LAYOUT):
     """A lane's function of batches. Its scores are the rows' numbers."""
     rows = graphs[-1][0] or 1
     scores = np.arange(rows, dtype=np.float32)[:, None]
@@ -151,7 +151,7 @@ class Staged:
     def run(self, done=None, threads=0):
         where = self.stage.buffer, self.stage.places, LAYOUT.sections
         beside = (self.beside, 4) if self.carries else (None, 0)
-        graphs = [(self.bucket, 1, self.ahead, 0)]
+        graphs = [(self.bucket, 1, self.ahead, 0, ())]
         return batches(self.library, where, graphs, done=done, beside=beside, threads=threads)(self.blocks, False)
 
     def check(self):
@@ -220,7 +220,7 @@ def test_threads_that_help_begin_while_the_graph_is_launched(tmp_path, threads, 
     block.candidate_ids[:] = 1
     ctypes.c_void_p.in_dll(cuda, "last").value = own.buffer.ctypes.data + own.places[2] + own.candidate_ids.size - 1
     where = own.buffer, own.places, LAYOUT.sections
-    batches(cuda, where, [(20_000, 1, True, 0)], threads=threads)([block], False)
+    batches(cuda, where, [(20_000, 1, True, 0, ())], threads=threads)([block], False)
     assert ctypes.c_int.in_dll(cuda, "came").value == came
     assert (own.candidate_ids == 1).all()
 
@@ -239,7 +239,7 @@ def test_large_batches_of_several_lanes_are_staged_at_once(tmp_path):
         own.header[HeaderWord.STAGED_CONTEXTS] = sum(b.contexts for b in block)
 
     def stage(own, block):
-        run = batches(cuda, (own.buffer, own.places, LAYOUT.sections), [(rows, 1, False, 0)], threads=3)
+        run = batches(cuda, (own.buffer, own.places, LAYOUT.sections), [(rows, 1, False, 0, ())], threads=3)
         for _ in range(10):
             own.buffer[64:] = 0xA5
             run(block, False)
@@ -308,7 +308,7 @@ def test_what_cannot_be_a_batch_is_refused_before_the_launch(library, fault):
     shift, size = change.get("shift", 0), change.get("size", memory.size)
     where = memory[shift:size], change.get("places", staged.stage.places), change.get("sections", LAYOUT.sections)
     before = memory.tobytes()
-    graphs = [(change.get("bucket", 64), 1, True, 0)]
+    graphs = [(change.get("bucket", 64), 1, True, 0, ())]
 
     def call():
         with pytest.raises(error, match=message):
@@ -355,9 +355,28 @@ def test_staging_keeps_no_reference_to_what_it_read(library):
 def test_what_is_no_replay_is_refused():
     replay_batches = c_build.request_extension().replay_batches
     with pytest.raises(ValueError, match="replay: got 3 bytes, expected 48"):
-        replay_batches(b"abc", 1, ((64, 1, True, 0),), 0, bytearray(64), GOOD.places, (), None, 0, LAYOUT, [], BatchResult)
-    with pytest.raises(TypeError, match="arguments: got 2, expected 12"):
+        replay_batches(
+            b"abc", 1, ((64, 1, True, 0, ()),), 0, bytearray(64), GOOD.places, (), None, 0, LAYOUT, [], BatchResult, bytes(16)
+        )
+    with pytest.raises(TypeError, match="arguments: got 2, expected 13"):
         replay_batches(bytes(48), 1)
+    for driver in (bytes(15), None):
+        with pytest.raises(TypeError, match="driver: expected the bytes of two functions"):
+            replay_batches(
+                bytes(48),
+                1,
+                ((64, 1, True, 0, ()),),
+                0,
+                bytearray(64),
+                GOOD.places,
+                (),
+                None,
+                0,
+                LAYOUT,
+                [],
+                BatchResult,
+                driver,
+            )
 
 
 @pytest.mark.parametrize(("prefix", "layout"), [(12, LAYOUT), (2, LAYOUT), (0, CANDIDATES), (64, WIDE)])
