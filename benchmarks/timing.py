@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
@@ -28,12 +29,17 @@ def times_of(seconds: list[float]) -> Times:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[int], object]], seconds: float, *, warmups: int = 10, least: int = 4
+    calls: Mapping[str, Callable[[int], object]],
+    seconds: float,
+    *,
+    warmups: int = 10,
+    least: int = 4,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[str, Times]:
     """Times each call(i), i = 0, 1, .., for about `seconds`; one that returns a float has timed itself, in seconds.
 
     Rounds go over all of them, every other one backwards, so that a clock that is still rising (or a neighbour's noise) favours
-    none.
+    none. around: entered for each round.
     """
     spent: dict[str, list[float]] = {name: [] for name in calls}
     count = {}
@@ -49,12 +55,13 @@ def interleaved(
         count[name] = max(least, min(2000, int(seconds / _ROUNDS / max(once, 1e-7))))
     with gc_paused():
         for turn in range(_ROUNDS):
-            for name in list(calls)[:: -1 if turn % 2 else 1]:
-                call, own = calls[name], spent[name]
-                for i in range(turn * count[name], (turn + 1) * count[name]):
-                    start = time.perf_counter()
-                    itself = call(i)
-                    own.append(itself if isinstance(itself, float) else time.perf_counter() - start)
+            with around():
+                for name in list(calls)[:: -1 if turn % 2 else 1]:
+                    call, own = calls[name], spent[name]
+                    for i in range(turn * count[name], (turn + 1) * count[name]):
+                        start = time.perf_counter()
+                        itself = call(i)
+                        own.append(itself if isinstance(itself, float) else time.perf_counter() - start)
     return {name: times_of(own) for name, own in spent.items()}
 
 

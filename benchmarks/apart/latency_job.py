@@ -206,8 +206,8 @@ class JobRun:
             worst = {name: self._check(name, s, at) for name, s in systems.items()}
             count = len(cell.blocks)
             calls = {name: lambda i, s=s: s.score(cell.blocks[i % count]) for name, s in systems.items()}
-            with on_quickest_core() if self.device.type == "cuda" else nullcontext():
-                times = interleaved(calls, self.job.seconds)
+            around = on_quickest_core if self.device.type == "cuda" else nullcontext
+            times = interleaved(calls, self.job.seconds, around=around)
             device_us = {name: s.device_us(cell.blocks[0]) for name, s in systems.items()}
         named = self.sweep.cell(w, contexts) | {"buckets": "exact"}
         found = []

@@ -70,8 +70,8 @@ def _cell(sweep: ModelSweep, at: Cell, names: Sequence[str], buckets: str, machi
     count = len(blocks)
     with torch.inference_mode():
         calls = {name: lambda i, s=system: s.score(blocks[i % count]) for name, system in built.items()}
-        with on_quickest_core() if sweep.device.type == "cuda" else nullcontext():  # CPU kernels have threads of their own
-            times = interleaved(calls, sweep.seconds)
+        around = on_quickest_core if sweep.device.type == "cuda" else nullcontext  # CPU kernels have threads of their own
+        times = interleaved(calls, sweep.seconds, around=around)
         device_us = {name: system.device_us(blocks[0]) for name, system in built.items()}
     cell = sweep.cell(w, at.contexts) | {"buckets": buckets}
     for name, system in built.items():

@@ -6,12 +6,22 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <stddef.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t offered = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
-static SharedCopy *copies;  // that others may join
-static int begun;           // threads
+enum { LOOKS = 64 };  // at what another thread has for some instructions, before the core is offered
+
+static sem_t offers;         // a thread for each may look for a copy
+static int held;             // the lock of all below, for some instructions at a time: who sleeps for it wakes up too late
+static SharedCopy *copies;   // that others may join
+static int begun;            // threads; -1: there is no semaphore
+
+static void lock(void) {
+    for (int look = 0; __atomic_exchange_n(&held, 1, __ATOMIC_ACQUIRE); ++look)
+        if (look >= LOOKS) sched_yield();
+}
+
+static void unlock(void) { __atomic_store_n(&held, 0, __ATOMIC_RELEASE); }
 
 static int take(SharedCopy *c, int64_t *i) { return (*i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < c->pieces; }
 
@@ -20,27 +30,35 @@ static void copied(SharedCopy *c, int64_t i) {
     __atomic_store_n(&c->done[i], 1, __ATOMIC_RELEASE);
 }
 
-static SharedCopy *open_copy(void) {
+// One that wants another thread, which joins it; under the lock.
+static SharedCopy *join(void) {
     for (SharedCopy *c = copies; c; c = c->older)
-        if (c->wanted > 0 && __atomic_load_n(&c->next, __ATOMIC_RELAXED) < c->pieces) return c;
+        if (c->wanted > 0 && __atomic_load_n(&c->next, __ATOMIC_RELAXED) < c->pieces) {
+            c->wanted--;
+            __atomic_fetch_add(&c->joined, 1, __ATOMIC_RELAXED);
+            return c;
+        }
     return NULL;
 }
 
 static void *help(void *unused) {
-    pthread_mutex_lock(&lock);
-    for (SharedCopy *c;;) {
-        while ((c = open_copy()) == NULL) pthread_cond_wait(&offered, &lock);
-        c->wanted--, c->joined++;
-        pthread_mutex_unlock(&lock);
-        for (int64_t i; take(c, &i);) copied(c, i);
-        pthread_mutex_lock(&lock);
-        if (--c->joined == 0) pthread_cond_broadcast(&left);
+    for (;;) {
+        while (sem_wait(&offers)) {}  // a signal's handler ran
+        lock();
+        for (SharedCopy *c; (c = join());) {
+            unlock();
+            for (int64_t i; take(c, &i);) copied(c, i);
+            lock();
+            __atomic_fetch_sub(&c->joined, 1, __ATOMIC_RELEASE);  // it may be gone now
+        }
+        unlock();
     }
     return unused;
 }
 
 static void begin_threads(int threads) {  // under the lock
-    for (pthread_t made; begun < threads && begun < MOST_COPY_THREADS; ++begun) {
+    if (begun == 0 && sem_init(&offers, 0, 0)) begun = -1;
+    for (pthread_t made; begun >= 0 && begun < threads && begun < MOST_COPY_THREADS; ++begun) {
         if (pthread_create(&made, NULL, help, NULL)) return;  // fewer, then
         pthread_detach(made);
     }
@@ -49,20 +67,22 @@ static void begin_threads(int threads) {  // under the lock
 void dpi_offer_copy(SharedCopy *c, int threads, int64_t pieces, void (*piece)(const void *, int64_t), const void *with) {
     c->piece = piece, c->with = with, c->pieces = pieces, c->next = 0, c->joined = 0, c->wanted = threads;
     for (int64_t i = 0; i < pieces; ++i) c->done[i] = 0;
-    pthread_mutex_lock(&lock);
+    lock();
     begin_threads(threads);
     c->older = copies, copies = c;
-    pthread_mutex_unlock(&lock);
-    for (int i = 0; i < threads; ++i) pthread_cond_signal(&offered);
+    const int woken = threads < begun ? threads : begun;
+    unlock();
+    for (int i = 0; i < woken; ++i) sem_post(&offers);
 }
 
 static void withdraw(SharedCopy *c) {
-    pthread_mutex_lock(&lock);
+    lock();
     SharedCopy **at = &copies;
     while (*at != c) at = &(*at)->older;
     *at = c->older;
-    while (c->joined) pthread_cond_wait(&left, &lock);
-    pthread_mutex_unlock(&lock);
+    unlock();
+    for (int look = 0; __atomic_load_n(&c->joined, __ATOMIC_ACQUIRE); ++look)
+        if (look >= LOOKS) sched_yield();
 }
 
 void dpi_finish_copy(SharedCopy *c, void (*told)(const void *, int64_t)) {

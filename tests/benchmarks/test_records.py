@@ -3,6 +3,7 @@
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import typer
@@ -173,6 +174,20 @@ def test_a_call_that_times_itself_is_taken_at_its_word():
     assert (times["a"].p50_us, times["a"].p99_us) == (500_000, 500_000)
     assert times["b"].p99_us == 500_000
     assert times["a"].calls >= 20
+
+
+def test_a_round_is_timed_within_what_is_asked_for():
+    said = []
+
+    @contextmanager
+    def around():
+        said.append("in")
+        yield
+        said.append("out")
+
+    times = interleaved({"a": lambda i: said.append("call") or 0.5}, 0.0, warmups=3, least=2, around=around)
+    assert said == ["call"] * 3 + ["in", "call", "call", "out"] * 5
+    assert times["a"].calls == 10
 
 
 def test_one_thread_alone_is_on_one_core_while_a_cell_is_timed_and_free_again_if_that_fails():
