@@ -110,7 +110,8 @@ static PyObject *run_batch(PyObject *capsule, PyObject *const *args, Py_ssize_t 
     if (good) {
         // No more contexts are copied than rows.
         const int copied = graph->copied && args[1] == Py_True && batch.contexts <= graph->rows;
-        Running running = {.lane = lane, .graph = graph, .ahead = graph->ahead && !copied};
+        Running running;  // not cleared: it has a kilobyte of marks
+        running.lane = lane, running.graph = graph, running.code = 0, running.ahead = graph->ahead && !copied;
         replay.exec = copied ? graph->copied : graph->exec;
         batch.past_caches = batch.rows >= MANY;
         Py_BEGIN_ALLOW_THREADS
