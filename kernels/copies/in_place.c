@@ -11,7 +11,7 @@ enum { RANGE_START = 11, RANGE_SIZE = 12 };    // CU_POINTER_ATTRIBUTE_RANGE_*: 
 int dpi_driver_of(PyObject *given, Driver *driver) {
     if (PyBytes_Check(given) && PyBytes_GET_SIZE(given) == sizeof *driver)
         return memcpy(driver, PyBytes_AS_STRING(given), sizeof *driver), 1;
-    return PyErr_SetString(PyExc_TypeError, "driver: expected the bytes of two functions"), 0;
+    return PyErr_SetString(PyExc_TypeError, "driver: expected the bytes of three functions and a context"), 0;
 }
 
 int dpi_reader_of(PyObject *given, RowReader *reader) {
@@ -34,8 +34,7 @@ static int locked(const Driver *driver, uint64_t at, uint64_t size) {
 }
 
 int dpi_readable(const Driver *driver, const RowReader *reader, const Batch *batch, const Piece *p, int64_t rows) {
-    if (!driver->set || !driver->attributes || !reader->node) return 0;
-    if (batch->rows * dpi_row_bytes(batch) < LEAST) return 0;
+    if (!driver->set || !reader->node || batch->rows * dpi_row_bytes(batch) < LEAST || driver->enter(driver->context)) return 0;
     for (Py_ssize_t k = 0; k < batch->sections; ++k) {
         const int64_t i = batch->section[k][0];
         const uint64_t at = (uint64_t)(uintptr_t)p->from.buf + p->places[i];
@@ -48,7 +47,8 @@ static int set_place(const Driver *driver, void *exec, RowReader *reader, const 
     const uint64_t from = (uint64_t)(uintptr_t)memory;
     if (reader->ids) *reader->ids = from + places[CANDIDATE_IDS];
     if (reader->numbers) *reader->numbers = from + places[CANDIDATE_NUMBERS];
-    return driver->set(exec, reader->node, reader->params);
+    const int code = driver->enter(driver->context);
+    return code ? code : driver->set(exec, reader->node, reader->params);
 }
 
 int dpi_read_in_place(const Driver *driver, void *exec, RowReader *reader, const Piece *p) {

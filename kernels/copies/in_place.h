@@ -5,10 +5,13 @@
 
 #include "copies/batch.h"
 
-// Of CUDA's driver: cuGraphExecKernelNodeSetParams and cuPointerGetAttributes, 0 or an error's code; NULL: rows are always copied.
+// Of CUDA's driver: cuGraphExecKernelNodeSetParams, cuPointerGetAttributes and cuCtxSetCurrent, 0 or an error's code, and the
+// device's context, which a thread may not have that has called CUDA's runtime alone, or nothing yet. NULL: rows are always copied.
 typedef struct {
     int (*set)(void *exec, void *node, const void *params);
     int (*attributes)(unsigned count, const int *which, void **out, uint64_t at);
+    int (*enter)(void *context);
+    void *context;
 } Driver;
 
 // That kernel, and its arguments that say where ids and numbers are; node: NULL where there is none, as of what it does not read.

@@ -11,8 +11,9 @@ from kernels.lookup.units import Unit, units_of
 
 FLIGHT = 8  # rows of a part that a thread has in flight, at most (tiling.py)
 # Ids of a long bag. Where none is, a thread a column vector reads them as fast: 1,024 x 26 bags of 10, dim 16, 13 % faster.
-# Rows of several vectors by parts: bags of 10, dim 128, float16, 1,024 rows 19.6 us became 13.9, of 3 7.1 became 8.2 (H200).
-LONG, LONG_WIDE, WIDE_VECTORS = 16, 8, 4
+# Rows of several vectors by parts: bags of 10, dim 128, float16, 1,024 rows 19.6 us became 13.9, of 3 7.1 became 8.2; of eight
+# vectors 64 rows 4.9 became 3.5, 1,024 9.2 8.6, 4,096 30.0 25.1; of four 1,024 rows 5.7 became 6.8 (H200).
+LONG, LONG_WIDE, WIDE_VECTORS = 16, 8, 8
 FAR = 1  # in tiers: all rows of a part are looked for once, and are on their way before one is used
 FARTHER = 0  # where many lie in the host's memory: one table after the other, see `far_tiling`
 MOST_IDS = 4 * FLIGHT  # of a part: a bag of 100 makes four, and a row's partial sums take 2 kB (128 columns)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -188,12 +188,15 @@ def lock_pages(memory: npt.NDArray[np.uint8], device: torch.device) -> bool:
         except runtime.CUDARuntimeError as error:
             log.info("%s bytes of host memory are not locked: %s", f"{memory.nbytes:,}", error)
             return False
-    weakref.finalize(memory, _unlock, runtime, at).atexit = False
+    weakref.finalize(memory, _unlock, at, device.index or 0).atexit = False
     return True
 
 
-def _unlock(runtime: Any, at: int) -> None:
-    with suppress(runtime.CUDARuntimeError):  # of a device that has failed
+def _unlock(at: int, device: int) -> None:
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    with suppress(runtime.CUDARuntimeError), cupy.cuda.Device(device):  # it may have failed
         runtime.hostUnregister(at)
 
 

@@ -99,10 +99,12 @@ def _given(exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ct
 def _given_driver(libcuda: Any, graphs: Sequence[c_build.CapturedGraph]) -> bytes:
     """Driver of in_place.h, if some graph has a reader."""
     if not any(reader for *_, reader in graphs):
-        return struct.pack("2P", 0, 0)
-    libcuda = libcuda or driver()
-    calls = libcuda.cuGraphExecKernelNodeSetParams_v2, libcuda.cuPointerGetAttributes
-    return struct.pack("2P", *map(_address, calls))
+        return bytes(struct.calcsize("4P"))
+    libcuda, context = libcuda or driver(), ctypes.c_void_p()
+    if code := libcuda.cuCtxGetCurrent(ctypes.byref(context)):
+        raise RuntimeError(f"context: got CUDA error {code}, expected that of this thread")
+    calls = libcuda.cuGraphExecKernelNodeSetParams_v2, libcuda.cuPointerGetAttributes, libcuda.cuCtxSetCurrent
+    return struct.pack("4P", *map(_address, calls), context.value or 0)
 
 
 def _address(function: Any) -> int:

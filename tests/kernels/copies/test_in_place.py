@@ -18,7 +18,7 @@ LAYOUT = BlockLayout(IdRecord((4, 2)), IdRecord((4, 1)), 1, 2)
 PLAIN = BlockLayout(IdRecord((4, 2)), IdRecord((4, 1)), 0, 0)
 LEAST = 1024  # rows of 8 bytes of ids and 8 of numbers that are 16 KB
 MOST = 2048
-NODE, PARAMS = 7, 9
+NODE, PARAMS, CONTEXT = 7, 9, 13
 RANGE_START, RANGE_SIZE = 11, 12
 
 
@@ -26,7 +26,7 @@ class Lane:
     """A CUDA of Python functions, whose `said` are the calls in order: places that are set, and launches with those of then.
 
     Args:
-        fails: the numbers of sets that are refused, from 1 on, or "attributes".
+        fails: the numbers of sets that are refused, from 1 on, "attributes" or "enter".
     """
 
     def __init__(self, layout=LAYOUT, *, ahead=False, copied=0, reader=True, fails=()):
@@ -35,6 +35,7 @@ class Lane:
         self.scores = np.zeros((MOST, 1), np.float32)
         self.places = ctypes.c_uint64(), ctypes.c_uint64()
         self.locked, self.said, self.fails, self.sets, self.waits = [], [], set(fails), 0, 0
+        self.entered = 0
         self.own = self.at(self.stage)
         self.places[0].value, self.places[1].value = self.own
         numbers = ctypes.addressof(self.places[1]) if layout.candidate_dense else 0
@@ -49,6 +50,8 @@ class Lane:
         self._words = ctypes.create_string_buffer(b"no such node")
         libcuda = SimpleNamespace(
             cuGraphExecKernelNodeSetParams_v2=ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer)(self._set),
+            cuCtxGetCurrent=self._context,
+            cuCtxSetCurrent=ctypes.CFUNCTYPE(ctypes.c_int, pointer)(self._enter),
             cuPointerGetAttributes=ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, many, pointers, number)(self._attributes),
         )
         stage = self.stage.buffer, self.stage.places, layout.sections
@@ -65,11 +68,22 @@ class Lane:
 
     def _set(self, handle, node, params):
         self.sets += 1
+        assert self.entered > self.sets - 1
         if self.sets in self.fails:
             return 1
         assert (node, params) == (NODE, PARAMS)
         self.said.append(("set", handle, *(p.value for p in self.places)))
         return 0
+
+    @staticmethod
+    def _context(out):
+        out._obj.value = CONTEXT
+        return 0
+
+    def _enter(self, context):
+        assert context == CONTEXT
+        self.entered += 1
+        return int("enter" in self.fails)
 
     def _launch(self, handle, stream):
         self.said.append(("launch", handle, int(self.stage.header[HeaderWord.STAGED_ROWS])))
@@ -154,6 +168,7 @@ def test_a_window_is_read_from_its_first_row_on():
         ("rows that go to the device first", [LEAST], {"copied": 21}, True),
         ("a place that the driver refuses", [LEAST], {"fails": [1]}, False),
         ("memory of which the driver tells nothing", [LEAST], {"fails": ["attributes"]}, False),
+        ("a context that cannot be had", [LEAST], {"fails": ["enter"]}, False),
     ],
 )
 def test_all_else_is_copied_into_the_batch(change, blocks, given, copied):

@@ -3,6 +3,7 @@
 import gc
 import mmap
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -82,6 +83,16 @@ def in_plain(block):
     copy = RowBlock.allocate(block.layout, block.rows, block.contexts)
     copy.fill((block,))
     return copy
+
+
+def test_a_thread_that_has_called_nothing_of_cuda_yet_has_them_read_in_place_too(engine, locked):
+    block = oracle.make_block(engine.schema, MOST, 7, np.random.default_rng(2))
+    want, theirs = engine.run_batch([block]).scores, in_memory(block, locked)
+    for _ in range(3):
+        staged(engine).candidate_ids[:] = 255
+        with ThreadPoolExecutor(1) as thread:
+            assert np.array_equal(thread.submit(engine.run_batch, [theirs]).result().scores, want)
+        assert (staged(engine).candidate_ids == 255).all()
 
 
 def scored_in_own_memory(engine, block):

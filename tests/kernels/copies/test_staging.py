@@ -356,12 +356,12 @@ def test_what_is_no_replay_is_refused():
     replay_batches = c_build.request_extension().replay_batches
     with pytest.raises(ValueError, match="replay: got 3 bytes, expected 48"):
         replay_batches(
-            b"abc", 1, ((64, 1, True, 0, ()),), 0, bytearray(64), GOOD.places, (), None, 0, LAYOUT, [], BatchResult, bytes(16)
+            b"abc", 1, ((64, 1, True, 0, ()),), 0, bytearray(64), GOOD.places, (), None, 0, LAYOUT, [], BatchResult, bytes(32)
         )
     with pytest.raises(TypeError, match="arguments: got 2, expected 13"):
         replay_batches(bytes(48), 1)
     for driver in (bytes(15), None):
-        with pytest.raises(TypeError, match="driver: expected the bytes of two functions"):
+        with pytest.raises(TypeError, match="driver: expected the bytes of three functions and a context"):
             replay_batches(
                 bytes(48),
                 1,
