@@ -103,9 +103,9 @@ class FanInBatcher:
 
     def join(self, peer: Peer) -> None:
         """From now on a peer's requests are read."""
-        peer.joined()
-        if self._lock_pages:
+        if self._lock_pages:  # while the descriptors are the caller's: it may raise
             self._lock_pages(peer.memory)
+        peer.joined()
         with self.dispatcher.lock:
             self._peers = (*self._peers, peer)
         self.dispatcher.wake()

@@ -96,7 +96,7 @@ class LaneBuckets:
 
 
 def batch_runner(buckets: LaneBuckets) -> RunBatch:
-    """To be called with the lane's device as the current one.
+    """To be called, as what it gives, with the lane's device as the current one.
 
     What it is not to run raises InputError, or in C ValueError, TypeError or AttributeError; then nothing was launched.
     """

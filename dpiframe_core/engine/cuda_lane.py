@@ -117,7 +117,8 @@ class CudaLane:
                     self._streams[0].synchronize()
                     self._copied[rows] = self._captured(program, rows, pool, self._on_device)
         ready, stream = dict(zip(self.buckets, self._ready, strict=True)), self._streams[0].cuda_stream
-        self._run = batch_runner(LaneBuckets(ready, self._copied, self._staging, self._done, self._result, stream))
+        with torch.cuda.device(self._device):  # whose context C is told
+            self._run = batch_runner(LaneBuckets(ready, self._copied, self._staging, self._done, self._result, stream))
 
     def compile(self) -> None:
         """Compiles the kernels of all programs, those that are in no cache; nothing is launched."""

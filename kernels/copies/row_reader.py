@@ -93,7 +93,8 @@ def _reader(node: int, params: _Kernel, places: Mapping[str, int]) -> RowReader 
     arguments = (ctypes.c_void_p * ARGUMENTS)(*(params.arguments[i] for i in range(ARGUMENTS)))
     own = {name: ctypes.c_uint64(address) for name, address in places.items()}
     for name, place in own.items():
-        if ctypes.c_uint64.from_address(arguments[PLACES[name]] or 0).value != place.value:
+        own_place = arguments[PLACES[name]]
+        if not own_place or ctypes.c_uint64.from_address(own_place).value != place.value:
             return None
         arguments[PLACES[name]] = ctypes.addressof(place)
     params.arguments = arguments

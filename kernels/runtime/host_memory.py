@@ -182,12 +182,12 @@ def lock_pages(memory: npt.NDArray[np.uint8], device: torch.device) -> bool:
     import cupy
 
     runtime, at = cupy.cuda.runtime, memory.ctypes.data
-    with cupy.cuda.Device(device.index or 0):
-        try:
+    try:
+        with cupy.cuda.Device(device.index or 0):
             runtime.hostRegister(at, memory.nbytes, _PORTABLE | _MAPPED)
-        except runtime.CUDARuntimeError as error:
-            log.info("%s bytes of host memory are not locked: %s", f"{memory.nbytes:,}", error)
-            return False
+    except runtime.CUDARuntimeError as error:
+        log.info("%s bytes of host memory are not locked: %s", f"{memory.nbytes:,}", error)
+        return False
     weakref.finalize(memory, _unlock, at, device.index or 0).atexit = False
     return True
 

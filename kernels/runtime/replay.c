@@ -35,8 +35,8 @@ static int came(const uint32_t *done, int64_t words, uint32_t wanted, void (*idl
             if (seen == words) return 1;
             pause_core();
         }
-        const int64_t before = dpi_now();
-        if (idle && before - begun > IDLE) idle(with), idle = NULL;
+        int64_t before = dpi_now();
+        if (idle && before - begun > IDLE) idle(with), idle = NULL, before = dpi_now();  // what that took nobody else had
         sched_yield();
         last = dpi_now();
         if (last - before > CONTENDED || last - begun > PATIENCE) return 0;

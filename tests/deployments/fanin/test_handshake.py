@@ -308,3 +308,32 @@ def test_a_peer_that_writes_nonsense_into_its_ring_is_dropped(engine: FanInBatch
         assert rows_of(await scorer.submit(numbered(1, 3))) == numbers(1, 3)
 
     with_scorer(node, body)
+
+
+def test_an_ingress_whose_memory_cannot_be_locked_is_shown_out_and_the_next_one_is_let_in(
+    node: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
+
+    def lock_pages(memory: Any) -> None:
+        asked.append(len(memory))
+        if len(asked) == 1:
+            raise RuntimeError("no such device")
+
+    engine = FanInBatcher(
+        FakeDevice(), LAYOUT, 1, FINGERPRINT, max_batch_rows=16, lanes=1, max_queued_rows=100, lock_pages=lock_pages
+    )
+    acceptor = Acceptor(meeting_place("test", node), {"m": engine})
+
+    async def body(scorer: FanInScorer) -> None:
+        await until(lambda: engine.peers == 1)  # the first time it was welcomed, and then left
+        await scorer.found(1)
+        assert rows_of(await scorer.submit(numbered(1, 3))) == numbers(1, 3)
+
+    with_scorer(node, body)
+    acceptor.check()
+    acceptor.close(drain_s=0)
+    for thread in engine.dispatcher.threads:
+        thread.join(10)
+    assert len(asked) == 2
+    assert "an ingress was not let in: no such device" in caplog.text

@@ -4,6 +4,7 @@ as of rows that were staged before and are read in place.
 
 import sys
 import threading
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -85,6 +86,27 @@ def test_a_lane_goes_over_to_another_generation_once():
 def test_a_lane_that_is_not_prepared_takes_no_batch():
     with pytest.raises(Unavailable, match="lane: got a batch"):
         cuda_lane._not_ready([], False)
+
+
+def test_what_runs_a_lanes_batches_is_made_with_its_device_as_the_current_one(monkeypatch):
+    current, seen = [0], []  # as a process's threads begin
+
+    @contextmanager
+    def device(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(cuda_lane, "batch_runner", lambda buckets: seen.append((current[-1], [*buckets.ready])))
+    monkeypatch.setattr(cuda_lane, "loading", lambda sources: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    lane = SimpleNamespace(_device=1, buckets=(8, 64), _ready=[], _copied={}, _on_device=None, _done=None, _result=None,
+                           _streams=[Mock()], _staging=Mock(), _sources=list, _issuing=lambda: device(1),
+                           _compile_regions=lambda: None, _prepared=lambda rows, pool: rows)  # fmt: skip
+    CudaLane.prepare(lane)
+    assert seen == [(1, [8, 64])]
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Rows that are read where their block lies: a graph is told so for one launch, and of its batch again once it is launched."""
 
 import ctypes
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,10 +33,11 @@ class Lane:
     def __init__(self, layout=LAYOUT, *, ahead=False, copied=0, reader=True, fails=()):
         self.stage = RowBlock.allocate(layout, MOST, MOST)
         self.beside = np.zeros((MOST, layout.carried_bytes), np.uint8)
-        self.scores = np.zeros((MOST, 1), np.float32)
+        self.scores = np.arange(MOST, dtype=np.float32)[:, None].copy()  # which has its memory itself
         self.places = ctypes.c_uint64(), ctypes.c_uint64()
         self.locked, self.said, self.fails, self.sets, self.waits = [], [], set(fails), 0, 0
         self.entered = 0
+        self.code, self.asked = 0, []  # of launches; addresses of which the driver was asked
         self.own = self.at(self.stage)
         self.places[0].value, self.places[1].value = self.own
         numbers = ctypes.addressof(self.places[1]) if layout.candidate_dense else 0
@@ -54,6 +56,7 @@ class Lane:
             cuCtxSetCurrent=ctypes.CFUNCTYPE(ctypes.c_int, pointer)(self._enter),
             cuPointerGetAttributes=ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, many, pointers, number)(self._attributes),
         )
+        self._functions = cuda, libcuda  # of which C has the addresses alone
         stage = self.stage.buffer, self.stage.places, layout.sections
         graphs = ((LEAST, 11, ahead, copied, given), (MOST, 12, ahead, 0, given))
         beside = (self.beside if layout.carried_bytes else None, layout.context_ids.prefix_bytes)
@@ -87,7 +90,7 @@ class Lane:
 
     def _launch(self, handle, stream):
         self.said.append(("launch", handle, int(self.stage.header[HeaderWord.STAGED_ROWS])))
-        return 0
+        return self.code
 
     def _wait(self, stream):
         self.waits += 1
@@ -95,6 +98,8 @@ class Lane:
 
     def _attributes(self, count, which, out, at):
         """Of memory that is not locked all are 0, and that is no error."""
+        assert self.entered  # else nothing is told of it
+        self.asked.append(at)
         starts = {memory.ctypes.data: memory.nbytes for memory in self.locked}
         start = next((s for s, size in starts.items() if s <= at < s + size), 0)
         known = {RANGE_START: start, RANGE_SIZE: starts.get(start, 0)}
@@ -207,6 +212,59 @@ def test_a_graph_that_could_not_be_told_of_its_batch_again_is_told_before_it_run
     np.testing.assert_array_equal(lane.stage.candidate_ids[:5], small.candidate_ids)
     lane.run([small], False)
     assert lane.ran() == [("launch", 11, 5)]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_graph_whose_launch_is_refused_is_told_of_its_batch_again(ahead):
+    lane, block, small = Lane(ahead=ahead), block_of(LEAST), block_of(5)
+    lane.locked.append(block.buffer)
+    lane.code = 700
+    with pytest.raises(RuntimeError, match="graph replay: got CUDA error 700"):
+        lane.run([block], False)
+    assert [what for what, *_ in lane.ran()] == ["set", "launch", "set"]
+    assert tuple(place.value for place in lane.places) == lane.own
+    lane.code = 0
+    lane.run([small], False)
+    assert [what for what, *_ in lane.ran()] == ["launch"]
+
+
+def test_the_driver_is_asked_of_ids_and_numbers_of_rows_alone():
+    lane, block = Lane(), block_of(MOST, 3)
+    lane.locked.append(block.buffer)
+    lane.run([block], False)
+    assert lane.asked == [*lane.at(block)]
+
+
+def test_a_small_graph_moved_by_an_error_is_not_mixed_up_with_a_large_one():
+    lane, small, large = Lane(fails=[2]), block_of(LEAST), block_of(MOST)
+    lane.locked += [small.buffer, large.buffer]
+    with pytest.raises(RuntimeError, match="CUDA error 1"):
+        lane.run([small], False)
+    lane.ran()
+    lane.run([large], False)  # the other graph has its own kernel, at its own batch
+    assert [said[:2] for said in lane.ran()] == [("set", 12), ("launch", 12), ("set", 12)]
+    lane.run([block_of(3)], False)
+    assert lane.ran() == [("set", 11, *lane.own), ("launch", 11, 3)]
+
+
+def test_scores_are_of_as_many_rows_as_the_batch_has_whatever_the_last_one_had():
+    lane = Lane()
+    kept = []
+    for rows in (5, 5, 3, 9, 9, 1, MOST, 2):
+        scores = lane.run([block_of(rows)], False).scores
+        assert scores[:, 0].tolist() == [*range(rows)]
+        kept.append(scores)
+    lane.scores[:] = -1
+    assert all((scores >= 0).all() for scores in kept)  # they are copies
+
+
+def test_a_lane_that_is_gone_lets_go_of_its_scores():
+    lane = Lane()
+    lane.run([block_of(5)], False)
+    before = sys.getrefcount(lane.scores)
+    lane.run = None
+    after = sys.getrefcount(lane.scores)
+    assert before - after == 2  # its own, and that of the view of the last batch's
 
 
 @pytest.mark.parametrize("reader", [(1, 2), [1, 2, 3, 4], (1, 2, 3, 4, 5), 7])

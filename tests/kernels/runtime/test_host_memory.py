@@ -1,19 +1,23 @@
 """One copy of rows for all processes of a host: who fills it, who waits, what is left when processes end or are killed."""
 
 import fcntl
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Timer
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.runtime import host_memory
-from kernels.runtime.host_memory import PrivateMemory, SharedMemory
+from kernels.runtime.host_memory import PrivateMemory, SharedMemory, lock_pages
 
 SIZE = 3 << 20
 
@@ -166,3 +170,62 @@ def test_memory_of_ones_own_is_fresh_until_published():
     memory.publish()
     assert not memory.fresh
     memory.close()
+
+
+class CudaError(RuntimeError):
+    pass
+
+
+class Runtime:
+    """CUDA's, which may refuse; and its devices, of which one may have failed."""
+
+    CUDARuntimeError = CudaError
+
+    def __init__(self, monkeypatch, *, refuses=(), failed=None):
+        self.said, self.refuses, self.failed = [], refuses, failed
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=self, Device=self.device)))
+
+    @contextmanager
+    def device(self, index):
+        if index == self.failed:
+            raise CudaError("device")
+        self.said.append(("device", index))
+        yield
+
+    def _call(self, *what):
+        self.said.append(what)
+        if what[0] in self.refuses:
+            raise CudaError(what[0])
+
+    def hostRegister(self, at, size, flags):  # noqa: N802
+        self._call("register", at, size, flags)
+
+    def hostUnregister(self, at):  # noqa: N802
+        self._call("unregister", at)
+
+
+@pytest.mark.parametrize("refuses", [(), ("unregister",)])
+def test_memory_is_locked_as_long_as_somebody_has_a_view_of_it(monkeypatch, refuses):
+    runtime = Runtime(monkeypatch, refuses=refuses)
+    memory = np.frombuffer(bytearray(4096), np.uint8)
+    at = memory.ctypes.data
+    assert lock_pages(memory, torch.device("cuda", 1))
+    assert runtime.said == [("device", 1), ("register", at, 4096, 1 | 2)]  # portable, mapped
+    runtime.said.clear()
+    view = memory[8:][:5].view(np.int8)
+    del memory
+    gc.collect()
+    assert runtime.said == []
+    del view
+    gc.collect()
+    assert runtime.said == [("device", 1), ("unregister", at)]
+
+
+@pytest.mark.parametrize("given", [{"refuses": ("register",)}, {"failed": 0}])
+def test_memory_that_cannot_be_locked_is_left_as_it_is(monkeypatch, given):
+    runtime = Runtime(monkeypatch, **given)
+    memory = np.zeros(4096, np.uint8)
+    assert not lock_pages(memory, torch.device("cuda"))
+    del memory
+    gc.collect()
+    assert "unregister" not in [what for what, *_ in runtime.said]

@@ -33,6 +33,10 @@ int cudaStreamSynchronize(void *stream) {
     if (!at_once && wait_code == 0) finish();
     return wait_code;
 }
+static int begun, idled;
+void meanwhile(void *with) { begun += *(int *)with; }
+void idle(void *with) { idled += *(int *)with; }
+int idled_of(int *begun_) { *begun_ = begun; int has = idled; begun = idled = 0; return has; }
 """
 
 
@@ -116,6 +120,38 @@ def test_threads_of_python_run_while_the_driver_waits(fake):
     assert fake["seen"] == 1
     started.join()
     thread.join()
+
+
+class Replay(ctypes.Structure):
+    """module.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("launch", "synchronize", "exec", "stream", "done")),
+        ("most", ctypes.c_int64),
+        ("words", ctypes.c_int64),
+    )
+
+
+def idles(fake):
+    """How often `meanwhile` and `idle` are called by a replay that looks at one word."""
+    lib, begun, with_ = fake.library, ctypes.c_int(), ctypes.c_int(1)
+    address = lambda name: ctypes.cast(getattr(lib, name), ctypes.c_void_p).value  # noqa: E731
+    given = Replay(address("cudaGraphLaunch"), address("cudaStreamSynchronize"), 1, 2, fake.done.ctypes.data, 16, 1)
+    replayed = ctypes.CDLL(c_build.request_extension().__file__).dpi_replayed
+    replayed(ctypes.byref(given), lib.meanwhile, lib.idle, ctypes.byref(with_))
+    idled = lib.idled_of(ctypes.byref(begun))
+    return begun.value, idled
+
+
+def test_a_wait_of_some_microseconds_is_idle_once(fake):
+    assert {idles(fake) for _ in range(50)} - {(1, 0)} == {(1, 1)}  # some end sooner, where others want the core
+
+
+def test_words_that_came_at_once_and_launches_that_fail_leave_no_time(fake):
+    fake["at_once"], fake["words"] = 1, 1
+    assert idles(fake) == (1, 0)
+    fake["at_once"], fake["launch_code"] = 0, 700
+    assert idles(fake) == (1, 0)
 
 
 @pytest.mark.parametrize("words", [-1, 0, 17])
