@@ -1,4 +1,4 @@
-// One core copies 10 GB/s, the bus takes five times that: batches of hundreds of kilobytes are copied by several (H200 host).
+// One core copies 10 to 20 GB/s, the bus takes 50: batches of hundreds of kilobytes are copied by several (H200 host).
 // The threads are the process's own, begun when first asked for. They sleep between copies, so a copy does not wait for them:
 // pieces that nobody else has taken its own thread takes.
 

@@ -152,10 +152,11 @@ static int graphs_of(PyObject *given, Lane *lane) {
 }
 
 // replay_batches(given, error, graphs, threads, out, places, sections, carried, prefix, layout, scores, result, driver): a
-// function of (blocks, copied) that is fill and replay of the smallest graph that holds them, or if it is launched ahead fill once it is;
-// rows behind them, up to the graph's, become padding. So many threads more may copy a large batch. given: a Replay, its exec
-// left out. error: cudaGetErrorString's address. carried: see Batch; or None. layout: of all blocks. copied: whether rows go to
-// the device first where there is such a graph. driver: a Driver. Gives result(scores[:rows].copy(), ms, rows of the graph).
+// function of (blocks, copied) that is fill and replay of the smallest graph that holds them, or if it is launched ahead fill
+// once it is; rows behind them, up to the graph's, become padding. So many threads more may copy a large batch. given: a Replay,
+// its exec left out. error: cudaGetErrorString's address. carried: see Batch; or None. layout: of all blocks. copied: whether
+// rows go to the device first where there is such a graph. driver: a Driver. Gives result(scores[:rows].copy(), ms, rows of the
+// graph).
 PyObject *dpi_replay_batches(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t threads;
     if (!counted(count, 13) || !integers(args + 3, 1, COUNTS, &threads)) return NULL;

@@ -7,7 +7,7 @@
 enum { STAGED_ROWS = 10, STAGED_CONTEXTS = 11 };  // batch_header.py
 enum { CHUNK = 256 };  // rows copied before that is told: 1 us of work (H200 host), about what a read over the bus takes
 // Bytes of rows that several threads copy, that a thread copies at a time, and that one that helps is woken for: to wake one takes
-// the caller 1 us. 4,096 rows of 76 bytes are scored 3 to 4 us sooner with two that help, and 1 with four (H200 host).
+// the caller 1 us. 4,096 rows of 76 bytes are scored 6 us sooner with two that help (H200 host).
 enum { LARGE = 256 << 10, PIECE = 32 << 10, HELPED = 128 << 10 };
 
 // The word that tells.

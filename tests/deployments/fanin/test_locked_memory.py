@@ -64,7 +64,7 @@ def test_a_gpu_reads_a_large_request_in_its_ingresss_memory(tmp_path: Path) -> N
         batcher = FanInBatcher.of(engine, 3 * MOST, lambda seen: None)
         layout = engine.schema.block_layout
         scorer = FanInScorer("\0dpiframe-test-locked", "m", engine.bundle.fingerprint, layout, 1, most_rows=3 * MOST)
-        connect(scorer, batcher)
+        _, peer = connect(scorer, batcher)
         for _ in range(3):
             theirs = scorer.allocate(layout, block.rows, block.contexts)
             theirs.fill((block,))
@@ -73,6 +73,7 @@ def test_a_gpu_reads_a_large_request_in_its_ingresss_memory(tmp_path: Path) -> N
             assert (staged == 255).all()
         await scorer.close()
         batcher.close(0)
+        peer.sock.close()
 
     asyncio.run(main())
     engine.close()
