@@ -122,6 +122,7 @@ class FanInBatcher:
         while self._peers and time.monotonic() < give_up:
             time.sleep(0.01)
         self.dispatcher.stop()
+        self._lock_pages = None  # an engine's memory is not to wait until a collection finds this
         with self.dispatcher.lock:
             for peer in self._peers:
                 self._drop(peer)

@@ -17,6 +17,7 @@ BUCKETS = (64, 1024, 4096)
 def test_a_lane_runs_batches_from_when_all_its_buckets_are_ready_until_it_is_closed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(cuda_lane, "loading", lambda sources: nullcontext())
     monkeypatch.setattr(cuda_lane, "batch_runner", lambda buckets: buckets)
     monkeypatch.setattr(cuda_lane, "give_back", lambda streams, device: None)

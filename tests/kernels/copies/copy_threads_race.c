@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { BYTES = 257, LONG = 100, SHORT = 600, CALLERS = 3 };  // a short one may end before who helps has let go of it
+enum { BYTES = 257, TURNS = 100, CALLERS = 3 };
 
 typedef struct {
     int64_t pieces;
@@ -28,8 +28,8 @@ static void told(const void *with, int64_t done) { read_back(with, done); }
 
 static void *caller(void *at) {
     Job j = {.to = malloc(MOST_PIECES * BYTES)};
-    for (int turn = 0; turn < LONG + SHORT; ++turn) {
-        j.turn = (unsigned char)turn, j.pieces = 1 + (turn * 21 + *(int *)at) % (turn < LONG ? MOST_PIECES : 64);
+    for (int turn = 0; turn < TURNS; ++turn) {
+        j.turn = (unsigned char)turn, j.pieces = 1 + (turn * 21 + *(int *)at) % MOST_PIECES;
         SharedCopy copy;
         dpi_offer_copy(&copy, 1 + turn % 4, j.pieces, piece, &j);
         dpi_finish_copy(&copy, told);
