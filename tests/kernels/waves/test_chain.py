@@ -10,7 +10,7 @@ from kernels.waves import chain as chain_module
 from kernels.waves.packed_weights import packed
 from tests.kernels import host_cuda
 
-EPS = {"fp32": 1e-5, "tf32": 5e-3, "bf16": 5e-2}  # of a probability; the logit sums some hundred terms up to 100
+EPS = {"fp32": 3e-5, "tf32": 5e-3, "bf16": 5e-2}  # of a probability; the logit sums terms up to a thousand: an ulp is 6e-5
 ROWS = (1, 2, 5, 8)
 
 
