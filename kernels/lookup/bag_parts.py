@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from kernels.lookup.plan import Kind, LookupPlan, Slot
+from kernels.lookup.tiling import Rows
 from kernels.lookup.units import Unit, units_of
 
 FLIGHT = 8  # rows of a part that a thread has in flight, at most (tiling.py)
@@ -16,12 +17,12 @@ FLIGHT = 8  # rows of a part that a thread has in flight, at most (tiling.py)
 LONG, LONG_WIDE, WIDE_VECTORS = 16, 8, 8
 FAR = 1  # in tiers: all rows of a part are looked for once, and are on their way before one is used
 FARTHER = 0  # where many lie in the host's memory: one table after the other, see `far_tiling`
-MOST_IDS = 4 * FLIGHT  # of a part: a bag of 100 makes four, and a row's partial sums take 2 kB (128 columns)
-# Of a part of a long bag where a block has one row alone, whose parts are read all at once, and bytes of that row's sums.
-FEW_IDS, FEW_SUM_BYTES = FLIGHT, 24 * 1024
+# Of a part, at most. Where a block has one row alone, its parts are read all at once. Of some rows a multiprocessor no warp is
+# to wait for one long part. Of more, a bag of 100 makes four, and a row's partial sums take 2 kB (128 columns).
+MOST_IDS = {Rows.ALONE: FLIGHT, Rows.SOME: 2 * FLIGHT, Rows.OTHER: 4 * FLIGHT}
 PART_BYTES = 48, 64  # of a part and of a join in shared memory: bags.cuh's Part; in tiers
 _MOST_RECORDS = 320  # parts and joins, in 15 kB of shared memory
-_MOST_SUM_BYTES = 8192  # of a row
+_MOST_SUM_BYTES = {Rows.ALONE: 24 << 10, Rows.SOME: 8 << 10, Rows.OTHER: 8 << 10}  # of a row
 _WARP = 32
 _WHOLE_BAG = 0xFFFF
 
@@ -47,23 +48,30 @@ class BagParts:
         """In the order of their records."""
         return *self.parts, *self.singles, *self.joins
 
+    @property
+    def sum_bytes(self) -> int:
+        """Of a row's partial sums, each with its number of rows."""
+        return self.sums * (self.columns + 4) * 4
+
     def shared_bytes(self, rows: int, tiers: bool = False) -> int:
-        """Of a block: parts, joins, the counter, and sums, each with its number of rows."""
+        """Of a block: parts, joins, the counter, and sums."""
         records = len(self.units)
-        return records * PART_BYTES[tiers] + 16 + rows * self.sums * (self.columns + 4) * 4 if records else 0
+        return records * PART_BYTES[tiers] + 16 + rows * self.sum_bytes if records else 0
 
 
-def bag_parts(plan: LookupPlan, vector: int, most_ids: int | None = None, *, few: bool = False) -> tuple[BagParts, list[Slot]]:
+def bag_parts(
+    plan: LookupPlan, vector: int, most_ids: int | None = None, rows: Rows = Rows.OTHER
+) -> tuple[BagParts, list[Slot]]:
     """The parts of all bags of x whose columns are vectors, with the slots of one id beside them; and the slots that are
     neither. No parts where no bag is long, or where they would not fit. most_ids: of a bag that is not long; None: as its
-    columns have it. few: for launches in which each row has a block alone. Then too bags that are not long stay whole, in
-    tiers as elsewhere: so a row's sums have the same bits wherever its tables lie.
+    columns have it. rows: for which launches. Bags that are not long stay whole, in tiers as elsewhere: so a row's sums have
+    the same bits wherever its tables lie.
     """
     wide = [s for s in plan.x_slots if s.kind == Kind.GATHER and s.dim % vector == s.out % vector == 0]
-    most, sum_bytes = (FEW_IDS, FEW_SUM_BYTES) if few else (MOST_IDS, _MOST_SUM_BYTES)
+    most, sum_bytes = MOST_IDS[rows], _MOST_SUM_BYTES[rows]
     while any(s.columns > (_short(s, vector) if most_ids is None else most_ids) for s in wide):
-        made = _cut(plan, wide, vector, most, LONG if few else 0)
-        if len(made.units) <= _MOST_RECORDS and made.shared_bytes(1) - made.shared_bytes(0) <= sum_bytes:
+        made = _cut(plan, wide, vector, most)
+        if len(made.units) <= _MOST_RECORDS and made.sum_bytes <= sum_bytes:
             return made, [s for s in plan.x_slots if s not in wide]
         if not made.joins:
             break
@@ -75,7 +83,7 @@ def _short(slot: Slot, vector: int) -> int:
     return LONG_WIDE if slot.dim // vector >= WIDE_VECTORS else LONG
 
 
-def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int, whole: int) -> BagParts:
+def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int) -> BagParts:
     together = gcd(*(s.dim // vector for s in slots))
     team = next(t for t in range(min(_WARP, together), 0, -1) if together % t == 0)
     parts: list[Unit] = []
@@ -83,7 +91,7 @@ def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int, whole:
     joins: list[Unit] = []
     sums = 0
     for slot in slots:
-        runs = list(_runs(slot.columns, most if slot.columns > whole else slot.columns))
+        runs = list(_runs(slot.columns, most if slot.columns > LONG else slot.columns))
         for unit in units_of(plan, slot, vector)[::team]:
             if len(runs) == 1:
                 (parts if slot.columns > 1 else singles).append(replace(unit, number=_WHOLE_BAG))

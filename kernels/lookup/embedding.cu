@@ -38,6 +38,7 @@
 #define JOINS 1           // bags of several parts
 #define TEAM 4            // threads that take a part together
 #define FLIGHT 8          // rows of a part that a thread has in flight
+#define EVICT_FIRST 1     // whether the L1 lets go of table rows before others
 #define GROUP 8           // lanes that sum a row's first-order terms: a power of two up to 32
 #define UNIT_THREADS 256  // whole warps
 #define TOTAL_THREADS 32  // whole warps

@@ -12,14 +12,15 @@ from kernels.lookup.id_record import carried_bytes
 from kernels.lookup.plan import Batch, Kind, LookupPlan
 from kernels.lookup.tiling import (
     HistoryPart,
+    Rows,
     Tiling,
     bag_tiling,
-    each_alone,
     far_tiling,
     history_blocks,
     history_parts,
     history_tiling,
     most_words,
+    rows_of,
     tiling,
 )
 from kernels.lookup.units import dtype_set, is_once, placed, units_image, units_of
@@ -87,23 +88,22 @@ class DeviceLookup:
         once_units.sort(key=lambda u: (u.id, u.out))
         self._once_ids = tuple((u.id, u.how.id_bytes) for u in once_units)
         self.units, self.totals = len(units), len(totals)
-        cuts = [self.bags]
+        cuts = {Rows.OTHER: self.bags}
         if self.bags.parts:
-            cuts.append(bag_parts(each, vector, most_ids, few=True)[0])
-        self._cuts: list[_Cut] = []
-        for bags in cuts:
+            cuts |= {r: bag_parts(each, vector, most_ids, r)[0] for r in (Rows.ALONE, Rows.SOME)}
+        self._cuts: dict[Rows, _Cut] = {}
+        for of, bags in cuts.items():
             records = placed(units, once_units, [*totals, *bags.units], plan.context_ids.nbytes, 4 * self._row_words)
             image = units_image(records, bags.columns, descriptors.tiers)
-            self._cuts.append(_Cut(bags, image, torch.zeros(image.nbytes, dtype=torch.uint8, device=self._device)))
+            self._cuts[of] = _Cut(bags, image, torch.zeros(image.nbytes, dtype=torch.uint8, device=self._device))
         self.place()
         sides = plan.context_ids, plan.candidate_ids
         self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         if (size := self._shared_bytes(1, self.bags)) > _SHARED_LIMIT:
             raise ValueError(f"lookup: got {size} bytes of terms, ids, numbers, expected <= {_SHARED_LIMIT}")
         # Of tables in tiers records are larger; sums are to have the same bits there.
-        self._cuts = [
-            c for c in self._cuts if c.bags is self.bags or self._shared_bytes(1, c.bags, tiers=True) <= _SHARED_LIMIT
-        ]
+        most_bytes = {of: self._shared_bytes(1, c.bags, tiers=True) for of, c in self._cuts.items()}
+        self._cuts = {of: c for of, c in self._cuts.items() if of is Rows.OTHER or most_bytes[of] <= _SHARED_LIMIT}
         self._most = max([1, *(s.columns for s in (*of_rows, *plan.total_slots))])
         self._constants = {
             "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
@@ -121,7 +121,7 @@ class DeviceLookup:
 
     def place(self) -> None:
         """Takes over from the descriptors where tables lie. Again after they changed, before a batch is of that generation."""
-        for cut in self._cuts:
+        for cut in self._cuts.values():
             self._place(cut)
 
     def _place(self, cut: _Cut) -> None:
@@ -138,17 +138,17 @@ class DeviceLookup:
         cut.records.copy_(torch.from_numpy(cut.image.view(np.uint8)))
 
     def _cut_for(self, rows: int) -> _Cut:
-        """That of a launch: the last, of short parts, where each row has a multiprocessor for itself."""
-        return self._cuts[-1 if each_alone(rows, self._processors) else 0]
+        """That of a launch."""
+        return self._cuts.get(rows_of(rows, self._processors), self._cuts[Rows.OTHER])
 
     def tiling(self, rows: int, pinned: bool) -> Tiling:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
         bags = self._cut_for(rows).bags
         if bags.units:
             parts, team, tiers = len(bags.parts), bags.team, self._descriptors.tiers
-            few = each_alone(rows, self._processors) and not tiers  # then no thread comes back for a single
+            few = rows <= self._processors and not tiers  # then no thread comes back for a single
             threads = (parts + len(bags.singles) if few else parts or len(bags.singles)) * team
-            t = bag_tiling(rows, self.units, self.totals, threads, self._processors, pinned, tiers)
+            t = bag_tiling(rows, self.units, self.totals, threads, bags.sum_bytes, self._processors, pinned, tiers)
             if self._descriptors.spread > REACH:
                 t = far_tiling(rows, t, team, parts, self._processors, self._descriptors.cold_reads)
         else:
@@ -176,7 +176,7 @@ class DeviceLookup:
             "PARTS_OF_HISTORY": f"{{{','.join(f'{{{p.first},{p.end},{p.first_word},{p.end_word}}}' for p in parts)}}}",
             "PARTS": len(bags.parts), "SINGLES": len(bags.singles), "JOINS": len(bags.joins), "TEAM": bags.team,
             "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "GROUP": t.group,
-            "BLOCKS": t.blocks, "FLIGHT": t.flight, "AHEAD": int(ahead),
+            "BLOCKS": t.blocks, "FLIGHT": t.flight, "EVICT_FIRST": int(t.evict_first), "AHEAD": int(ahead),
         }  # fmt: skip
         constants = {k: str(v) for k, v in (self._constants | sizes).items()}
         return KernelSource.of("lookup/embedding", "lookup", constants, self._device.index)

@@ -30,7 +30,11 @@ __device__ __forceinline__ const T* stage(const T* from, int words, int before, 
 
 // Through the L1: requests that skew towards a few hot rows would all queue at the slice of the L2 that has them. 16,384 x 26
 // rows of dim 16 take 7 us rather than 15, Zipf ids (H200); uniform ids take the same time either way.
+#if EVICT_FIRST           // tiling.py says where
+#define LOAD "ld.global.nc.L1::evict_first"
+#else
 #define LOAD "ld.global.nc"
+#endif
 template <int BYTES>
 __device__ __forceinline__ void load_bytes(const char* p, unsigned* w) {
     if constexpr (BYTES == 1) {

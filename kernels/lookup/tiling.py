@@ -4,11 +4,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cache
 
 # Of a launch of bags, of up to eight rows a multiprocessor and of more: with no more, row by row is faster. 1,024 rows of 16
 # bags of 8 take a quarter less so (H200, 2 to 32 GB cold).
 FEW_COLD_READS, FEW_OF_MANY_ROWS = 5000, 3000
+_SUM_BYTES = 12 << 10  # of a block's partial sums: with more, four blocks leave the L1 less than half
 _PART_WORDS = 1024  # of a context's ids that a block of its history holds, of up to eight contexts at once: 32 kB
 
 
@@ -18,7 +20,7 @@ class Tiling:
 
     rows: of a block. unit_threads, total_threads: of a block, for x and for the first-order sums, in whole warps. group: lanes
     that sum a row's first-order terms. blocks: of a multiprocessor, that must fit beside one another. flight: rows of a bag's
-    part that a thread has in flight.
+    part that a thread has in flight. evict_first: whether the L1 lets go of table rows before others.
     """
 
     rows: int
@@ -27,6 +29,7 @@ class Tiling:
     group: int
     blocks: int
     flight: int = 8
+    evict_first: bool = False
 
 
 def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, pooled: bool) -> Tiling:
@@ -120,32 +123,49 @@ def _lanes_of(totals: int) -> int:
     return next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
 
 
-def each_alone(rows: int, processors: int) -> bool:
-    """Whether each row of a launch has a multiprocessor for itself."""
-    return rows <= processors
+class Rows(Enum):
+    """Of a launch, how many there are to a multiprocessor: one at most; three to eight; others."""
+
+    ALONE = 0
+    SOME = 1
+    OTHER = 2
+
+
+def rows_of(rows: int, processors: int) -> Rows:
+    """Which of these `rows` are."""
+    return Rows.ALONE if rows <= processors else Rows.SOME if 2 * processors < rows <= 8 * processors else Rows.OTHER
 
 
 def bag_tiling(
-    rows: int, units: int, totals: int, bag_threads: int, processors: int, pinned: bool, tiers: bool = False
+    rows: int, units: int, totals: int, bag_threads: int, sum_bytes: int, processors: int, pinned: bool, tiers: bool = False
 ) -> Tiling:
     """The tiling of a launch whose bags are cut into parts (bag_parts.py).
 
-    units: output vectors that are of no bag. bag_threads: that the parts of one row take. The constants are from sweeps on an
-    H200: MLPerf's bags, 64 and 128 columns, float16 and int8, uniform and Zipf ids, 1,024 to 16,384 rows; 48 tilings, and 9.
+    units: output vectors that are of no bag. bag_threads: that the parts of one row take; sum_bytes: its partial sums. The
+    constants are from sweeps on an H200: MLPerf's bags, 64 and 128 columns, float16 and int8, uniform and Zipf ids, 256 to
+    16,384 rows, ids on the device and pinned; 48 tilings, 9, and 27.
     """
-    if each_alone(rows, processors) and not tiers:  # all that a row reads at once
+    kind, share, total_threads = rows_of(rows, processors), -(-rows // processors), 64 if totals else 0
+    if kind is Rows.ALONE and not tiers:  # all that a row reads at once
         threads = -(-min(704, max(units, bag_threads)) // 32) * 32
-        return Tiling(1, threads, 64 if totals else 0, _lanes_of(totals), 1)
-    many = rows > 16 * processors
-    narrow = many and not tiers  # four blocks of few rows each: more warps, whose threads have fewer rows in flight
-    wanted = min(8 if many and not pinned and tiers else 4, -(-rows // processors))
-    most = 256 if narrow else 320
+        return Tiling(1, threads, total_threads, _lanes_of(totals), 1)
+    wanted, most, blocks, flight = min(4, share), 320, 2, 8
+    # Without much of the L1 that a block's rows might find again, as long as all blocks run at once: later ones do find them.
+    evict_first = False
+    if tiers:
+        wanted = 8 if share > 16 and not pinned else wanted
+    elif kind is Rows.SOME:  # more warps, whose threads have fewer rows in flight
+        wanted, most, flight, evict_first = -(-share // 2), 512, 4, share > 4
+    elif share > (16 if pinned else 8):
+        most, blocks, flight = 256, 4, 4
+        if not pinned:  # warps take one part of eight rows: the same table, and as many ids
+            wanted, evict_first = -(-share // 4), share <= 32
+            if not evict_first:
+                wanted = 8 if 8 * sum_bytes <= _SUM_BYTES else 4
     unit_threads = min(most, -(-max(units, bag_threads * wanted) // 32) * 32)
-    group = _lanes_of(totals)
-    total_threads = 64 if totals else 0
-    if unit_threads == most or (narrow and unit_threads + total_threads > most):  # four blocks' registers
+    if unit_threads == most or (flight == 4 and unit_threads + total_threads > most):  # the blocks' registers
         unit_threads = most - total_threads
-    return Tiling(wanted, unit_threads, total_threads, group, *((4, 4) if narrow else (2, 8)))
+    return Tiling(wanted, unit_threads, total_threads, _lanes_of(totals), blocks, flight, evict_first)
 
 
 def far_tiling(rows: int, t: Tiling, team: int, parts: int, processors: int, cold_reads: float = math.inf) -> Tiling:

@@ -12,7 +12,7 @@ from kernels.lookup import embedding
 from kernels.lookup.bag_parts import FAR, FARTHER, FLIGHT, LONG, BagParts, bag_parts
 from kernels.lookup.descriptors import REACH
 from kernels.lookup.plan import IdColumn, Kind, Slot, TableShape
-from kernels.lookup.tiling import bag_tiling
+from kernels.lookup.tiling import Rows, bag_tiling
 from kernels.runtime.state import STATE_WORDS
 from tests.kernels import host_cuda
 from tests.kernels.lane_state import lane_state
@@ -142,7 +142,7 @@ def test_how_many_rows_are_in_flight_changes_no_bit(dtype, device, monkeypatch):
     plan, found = bags_plan(LENGTHS, (64,), dtype), []
     for processors in (132, 1):
         monkeypatch.setattr(
-            embedding, "bag_tiling", lambda r, u, t, n, _, *more, own=processors: bag_tiling(r, u, t, n, own, *more)
+            embedding, "bag_tiling", lambda r, u, t, n, s, _, *more, own=processors: bag_tiling(r, u, t, n, s, own, *more)
         )
         lookup, _, x = check(plan, device, 21)
         found.append((lookup.lookup.tiling(21, pinned=False).flight, x))
@@ -285,15 +285,15 @@ def test_parts_cover_every_id_of_every_column_once(dims, vector):
 
 def test_where_a_row_has_a_block_alone_a_bag_is_cut_into_parts_that_are_read_at_once():
     plan = bags_plan(MLPERF, (128,), F16)
-    few, others = bag_parts(plan, 8, few=True)
+    few, others = bag_parts(plan, 8, None, Rows.ALONE)
     many, _ = bag_parts(plan, 8)
     assert max(part.ids for part in few.parts) == 12 < max(part.ids for part in many.parts), (
         "a bag that is not long stays whole"
     )
     assert len(few.parts) == sum(-(-n // FLIGHT) if n > LONG else 1 for n in MLPERF if n > 1)
-    assert bag_parts(plan, 8, FAR, few=True)[0] == few, "and in tiers it is cut no otherwise"
+    assert bag_parts(plan, 8, FAR, Rows.ALONE)[0] == few, "and in tiers it is cut no otherwise"
     assert others == []
-    sixty, _ = bag_parts(bags_plan((100,) * 60, (16,), F16), 8, few=True)
+    sixty, _ = bag_parts(bags_plan((100,) * 60, (16,), F16), 8, None, Rows.ALONE)
     assert {part.ids for part in sixty.parts} == {24, 28}, "eight ids a part would be too many parts"
     lookup = OnDevice(plan, tables_of(plan), "host", F32).lookup
     sizes = {rows: lookup.tiling(rows, pinned=True) for rows in (1, 132, 133)}
@@ -302,10 +302,22 @@ def test_where_a_row_has_a_block_alone_a_bag_is_cut_into_parts_that_are_read_at_
     assert sizes[133].unit_threads == 320
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_launches_of_one_row_of_some_and_of_more_a_multiprocessor_cut_bags_alike_in_tiers(device):
+    plan, longest = bags_plan(MLPERF, (64,), I8), []
+    near, far = (OnDevice(plan, tables_of(plan), device, segments=n).lookup for n in (1, 3))
+    for rows in (132, 133, 264, 265, 1056, 1057):
+        near._processors = far._processors = 132
+        bags = near._cut_for(rows).bags
+        assert far._cut_for(rows).bags == bags
+        longest.append(max(part.ids for part in bags.parts))
+    assert longest == [12, 28, 28, 16, 16, 28]
+
+
 def test_sums_of_a_row_stay_small_and_too_many_parts_or_no_long_bag_are_none():
     plan = bags_plan((100,) * 60, (128,), F16)
     bags, _ = bag_parts(plan, 8)
-    assert bags.shared_bytes(1) - bags.shared_bytes(0) <= 8192
+    assert bags.sum_bytes == bags.shared_bytes(1) - bags.shared_bytes(0) <= 8192
     assert {part.ids for part in bags.parts} == {100}
     for none in (bags_plan((17,) * 400, (16,), F16), bags_plan((16,) * 40, (16,), F16), bags_plan((1,) * 9, (16,), F16)):
         assert bag_parts(none, 8) == (BagParts(), list(none.x_slots))

@@ -87,40 +87,47 @@ def test_measured_best_rows_and_threads_of_an_h200(rows, units, pinned, pooled, 
     assert (t.rows, t.unit_threads) == expected
 
 
-@given(ROWS, UNITS, TOTALS, st.integers(1, 5000), PROCESSORS, PINNED)
-def test_blocks_of_parts_have_few_rows_and_registers(rows, units, totals, bag_threads, processors, pinned):
-    t = bag_tiling(rows, units, totals, bag_threads, processors, pinned)
+@given(ROWS, UNITS, TOTALS, st.integers(1, 5000), st.integers(0, 8192), PROCESSORS, PINNED)
+def test_blocks_of_parts_have_few_rows_and_registers(rows, units, totals, bag_threads, sum_bytes, processors, pinned):
+    t = bag_tiling(rows, units, totals, bag_threads, sum_bytes, processors, pinned)
     threads = t.unit_threads + t.total_threads
     assert t.unit_threads % 32 == t.total_threads % 32 == 0
     assert 32 <= threads <= 1024
     assert 65536 // (t.blocks * threads) >= (80 if t.flight == 8 else 64)  # registers a thread
     assert 1 <= t.rows <= 8
+    if t.evict_first:
+        assert -(-rows // t.rows) <= t.blocks * processors, "all blocks run at once"
 
 
 @pytest.mark.parametrize(
-    ("rows", "pinned", "tiers", "expected"),
+    ("rows", "dim", "pinned", "tiers", "expected"),
     [
-        (64, True, False, (1, 288, 1, 8)),
-        (132, True, False, (1, 288, 1, 8)),
-        (256, False, False, (2, 320, 2, 8)),
-        (1024, False, False, (4, 320, 2, 8)),
-        (1024, True, False, (4, 320, 2, 8)),
-        (4096, False, False, (4, 256, 4, 4)),
-        (8192, True, False, (4, 256, 4, 4)),
-        (16384, False, False, (4, 256, 4, 4)),
-        (8192, True, True, (4, 320, 2, 8)),
-        (8192, False, True, (8, 320, 2, 8)),
+        (64, 128, True, False, (1, 288, 1, 8, False)),
+        (132, 128, True, False, (1, 288, 1, 8, False)),
+        (256, 128, False, False, (2, 320, 2, 8, False)),
+        (512, 128, False, False, (2, 512, 2, 4, False)),
+        (1024, 128, False, False, (4, 512, 2, 4, True)),
+        (1024, 128, True, False, (4, 512, 2, 4, True)),
+        (1024, 128, False, True, (4, 320, 2, 8, False)),
+        (2048, 128, True, False, (4, 320, 2, 8, False)),
+        (2048, 128, False, False, (4, 256, 4, 4, True)),
+        (4096, 128, False, False, (8, 256, 4, 4, True)),
+        (8192, 128, True, False, (4, 256, 4, 4, False)),
+        (16384, 64, False, False, (8, 256, 4, 4, False)),
+        (16384, 128, False, False, (4, 256, 4, 4, False)),
+        (8192, 128, True, True, (4, 320, 2, 8, False)),
+        (8192, 128, False, True, (8, 320, 2, 8, False)),
     ],
 )
-def test_measured_best_tilings_of_mlperfs_bags(rows, pinned, tiers, expected):
-    """17 parts of 16 vectors a row."""
-    t = bag_tiling(rows, 0, 0, 17 * 16, 132, pinned, tiers)
-    assert (t.rows, t.unit_threads, t.blocks, t.flight) == expected
+def test_measured_best_tilings_of_mlperfs_bags(rows, dim, pinned, tiers, expected):
+    """17 parts of 16 vectors a row, and four sums."""
+    t = bag_tiling(rows, 0, 0, 17 * 16, 4 * (dim + 4) * 4, 132, pinned, tiers)
+    assert (t.rows, t.unit_threads, t.blocks, t.flight, t.evict_first) == expected
 
 
 @given(ROWS, st.integers(0, 320), st.sampled_from([1, 2, 3, 4, 8, 16, 32]), TOTALS, PROCESSORS, PINNED)
 def test_far_rows_are_taken_by_whole_warps_one_or_two_tables_at_a_time(rows, parts, team, totals, processors, pinned):
-    own = bag_tiling(rows, 0, totals, (parts or 26) * team, processors, pinned, True)
+    own = bag_tiling(rows, 0, totals, (parts or 26) * team, 0, processors, pinned, True)
     t = far_tiling(rows, own, team, parts, processors)
     if rows < 4 * processors:
         assert t == own
@@ -137,7 +144,7 @@ def test_far_rows_are_taken_by_whole_warps_one_or_two_tables_at_a_time(rows, par
     [(1024, 8, 16, (4, 64)), (4096, 8, 16, (8, 128)), (1024, 8, 0, (16, 128)), (4096, 8, 0, (16, 128)), (527, 8, 0, (4, 320))],
 )
 def test_far_rows_are_cut_as_measured(rows, team, parts, expected):
-    t = far_tiling(rows, bag_tiling(rows, 0, 0, (parts or 26) * team, 132, True, True), team, parts, 132)
+    t = far_tiling(rows, bag_tiling(rows, 0, 0, (parts or 26) * team, 0, 132, True, True), team, parts, 132)
     assert (t.rows, t.unit_threads) == expected
 
 
@@ -145,7 +152,7 @@ def test_far_rows_are_cut_as_measured(rows, team, parts, expected):
     ("rows", "cold_reads", "by_table"), [(1024, 4.88, False), (1024, 4.89, True), (4096, 0.73, False), (4096, 0.74, True)]
 )
 def test_few_cold_reads_of_bags_are_taken_by_as_many_threads_as_near_ones(rows, cold_reads, by_table):
-    own = bag_tiling(rows, 0, 0, 128, 132, True, True)
+    own = bag_tiling(rows, 0, 0, 128, 0, 132, True, True)
     assert (far_tiling(rows, own, 8, 16, 132, cold_reads) != own) == by_table
     assert far_tiling(rows, own, 8, 0, 132, cold_reads) != own  # single ids gain from few threads even so
 
