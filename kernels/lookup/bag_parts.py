@@ -4,11 +4,25 @@ a long bag alone. Knows no device.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from math import gcd
 
 from kernels.lookup.plan import Kind, LookupPlan, Slot
-from kernels.lookup.tiling import Rows
 from kernels.lookup.units import Unit, units_of
+
+
+class Rows(Enum):
+    """Of a launch, how many there are to a multiprocessor: one at most; three to eight; others."""
+
+    ALONE = 0
+    SOME = 1
+    OTHER = 2
+
+
+def rows_of(rows: int, processors: int) -> Rows:
+    """Which of these `rows` are."""
+    return Rows.ALONE if rows <= processors else Rows.SOME if 2 * processors < rows <= 8 * processors else Rows.OTHER
+
 
 FLIGHT = 8  # rows of a part that a thread has in flight, at most (tiling.py)
 # Ids of a long bag. Where none is, a thread a column vector reads them as fast: 1,024 x 26 bags of 10, dim 16, 13 % faster.
@@ -33,12 +47,13 @@ class BagParts:
 
     parts: runs of a bag's ids, those of the most ids first; `number` is the place of a part's sum among `sums` of a row, or
     says that it is the whole bag. singles: of one id. joins: bags of several parts: of `ids` sums, from `number` on. columns:
-    of a sum.
+    of a sum. read_bytes: of a row's ids' rows.
     """
 
     team: int = 1
     columns: int = 0
     sums: int = 0
+    read_bytes: int = 0
     parts: tuple[Unit, ...] = ()
     singles: tuple[Unit, ...] = ()
     joins: tuple[Unit, ...] = ()
@@ -101,7 +116,8 @@ def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int) -> Bag
                 parts.append(replace(unit, id=unit.id + begin * unit.how.id_bytes, ids=end - begin, number=sums))
                 sums += 1
     parts.sort(key=lambda part: part.ids, reverse=True)
-    return BagParts(team, team * vector, sums, tuple(parts), tuple(singles), tuple(joins))
+    read = sum(s.columns * s.dim * plan.tables[plan.columns[s.first].table].dtype.itemsize for s in slots)
+    return BagParts(team, team * vector, sums, read, tuple(parts), tuple(singles), tuple(joins))
 
 
 def _runs(ids: int, most: int) -> Iterator[tuple[int, int]]:

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kernels.lookup.bag_parts import FAR, FARTHER, LONG, BagParts, bag_parts
+from kernels.lookup.bag_parts import FAR, FARTHER, LONG, BagParts, Rows, bag_parts, rows_of
 from kernels.lookup.descriptors import REACH, TABLE, Descriptors
 from kernels.lookup.id_record import carried_bytes
 from kernels.lookup.plan import Batch, Kind, LookupPlan
 from kernels.lookup.tiling import (
     HistoryPart,
-    Rows,
     Tiling,
     bag_tiling,
     far_tiling,
@@ -20,7 +19,6 @@ from kernels.lookup.tiling import (
     history_parts,
     history_tiling,
     most_words,
-    rows_of,
     tiling,
 )
 from kernels.lookup.units import dtype_set, is_once, placed, units_image, units_of
@@ -145,12 +143,9 @@ class DeviceLookup:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
         bags = self._cut_for(rows).bags
         if bags.units:
-            parts, team, tiers = len(bags.parts), bags.team, self._descriptors.tiers
-            few = rows <= self._processors and not tiers  # then no thread comes back for a single
-            threads = (parts + len(bags.singles) if few else parts or len(bags.singles)) * team
-            t = bag_tiling(rows, self.units, self.totals, threads, bags.sum_bytes, self._processors, pinned, tiers)
+            t = bag_tiling(rows, self.units, self.totals, bags, self._processors, pinned, self._descriptors.tiers)
             if self._descriptors.spread > REACH:
-                t = far_tiling(rows, t, team, parts, self._processors, self._descriptors.cold_reads)
+                t = far_tiling(rows, t, bags.team, len(bags.parts), self._processors, self._descriptors.cold_reads)
         else:
             t = tiling(rows, max(self.units, bool(self.once)), self.totals, self._processors, pinned, self._most > 1)
             if self.once:

@@ -4,13 +4,17 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cache
+
+from kernels.lookup.bag_parts import BagParts, Rows, rows_of
 
 # Of a launch of bags, of up to eight rows a multiprocessor and of more: with no more, row by row is faster. 1,024 rows of 16
 # bags of 8 take a quarter less so (H200, 2 to 32 GB cold).
 FEW_COLD_READS, FEW_OF_MANY_ROWS = 5000, 3000
 _SUM_BYTES = 12 << 10  # of a block's partial sums: with more, four blocks leave the L1 less than half
+# That a multiprocessor reads, of a launch whose blocks run all at once: hardly a row is read again soon, and more of them can
+# be on their way if the L1 keeps none. Of more, or of blocks that come later, it does find some.
+_READ_BYTES = 3 << 20
 _PART_WORDS = 1024  # of a context's ids that a block of its history holds, of up to eight contexts at once: 32 kB
 
 
@@ -123,46 +127,31 @@ def _lanes_of(totals: int) -> int:
     return next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
 
 
-class Rows(Enum):
-    """Of a launch, how many there are to a multiprocessor: one at most; three to eight; others."""
-
-    ALONE = 0
-    SOME = 1
-    OTHER = 2
-
-
-def rows_of(rows: int, processors: int) -> Rows:
-    """Which of these `rows` are."""
-    return Rows.ALONE if rows <= processors else Rows.SOME if 2 * processors < rows <= 8 * processors else Rows.OTHER
-
-
 def bag_tiling(
-    rows: int, units: int, totals: int, bag_threads: int, sum_bytes: int, processors: int, pinned: bool, tiers: bool = False
+    rows: int, units: int, totals: int, bags: BagParts, processors: int, pinned: bool, tiers: bool = False
 ) -> Tiling:
-    """The tiling of a launch whose bags are cut into parts (bag_parts.py).
+    """The tiling of a launch whose bags are cut into parts.
 
-    units: output vectors that are of no bag. bag_threads: that the parts of one row take; sum_bytes: its partial sums. The
-    constants are from sweeps on an H200: MLPerf's bags, 64 and 128 columns, float16 and int8, uniform and Zipf ids, 256 to
-    16,384 rows, ids on the device and pinned; 48 tilings, 9, and 27.
+    units: output vectors that are of no bag. The constants are from sweeps on an H200: MLPerf's bags, 64 and 128 columns,
+    float16 and int8, and bags of 10, float32 too, of uniform and Zipf ids, 256 to 16,384 rows; 48 tilings, 9, and 27.
     """
     kind, share, total_threads = rows_of(rows, processors), -(-rows // processors), 64 if totals else 0
-    if kind is Rows.ALONE and not tiers:  # all that a row reads at once
-        threads = -(-min(704, max(units, bag_threads)) // 32) * 32
+    parts, singles = len(bags.parts), len(bags.singles)
+    if kind is Rows.ALONE and not tiers:  # all that a row reads at once: no thread comes back for a single
+        threads = -(-min(704, max(units, (parts + singles) * bags.team)) // 32) * 32
         return Tiling(1, threads, total_threads, _lanes_of(totals), 1)
-    wanted, most, blocks, flight = min(4, share), 320, 2, 8
-    # Without much of the L1 that a block's rows might find again, as long as all blocks run at once: later ones do find them.
-    evict_first = False
+    wanted, most, blocks, flight, together = min(4, share), 320, 2, 8, False
     if tiers:
         wanted = 8 if share > 16 and not pinned else wanted
     elif kind is Rows.SOME:  # more warps, whose threads have fewer rows in flight
-        wanted, most, flight, evict_first = -(-share // 2), 512, 4, share > 4
+        wanted, most, flight, together = -(-share // 2), 512, 4, share > 4
     elif share > (16 if pinned else 8):
         most, blocks, flight = 256, 4, 4
-        if not pinned:  # warps take one part of eight rows: the same table, and as many ids
-            wanted, evict_first = -(-share // 4), share <= 32
-            if not evict_first:
-                wanted = 8 if 8 * sum_bytes <= _SUM_BYTES else 4
-    unit_threads = min(most, -(-max(units, bag_threads * wanted) // 32) * 32)
+        if not pinned:  # up to eight rows, of which a warp takes one part: the same table, and as many ids
+            together = share <= 32
+            wanted = -(-share // 4) if together else 8 if 8 * bags.sum_bytes <= _SUM_BYTES else 4
+    evict_first = together and share * bags.read_bytes <= _READ_BYTES
+    unit_threads = min(most, -(-max(units, (parts or singles) * bags.team * wanted) // 32) * 32)
     if unit_threads == most or (flight == 4 and unit_threads + total_threads > most):  # the blocks' registers
         unit_threads = most - total_threads
     return Tiling(wanted, unit_threads, total_threads, _lanes_of(totals), blocks, flight, evict_first)

@@ -17,17 +17,18 @@ from dpiframe_core.graph.architecture import DeepFM
 from tests import oracle
 from tests.runner import small_bundle
 
-pytestmark = pytest.mark.gpu
 MOST = 4096
+ON = [("cuda:0", pytest.mark.gpu), ("cuda:1", pytest.mark.gpu2)]  # the second beside the current device, the first
 
 
-@pytest.fixture(scope="module", params=[10**9, 512])
+@pytest.fixture(scope="module", params=[pytest.param((on, ahead), marks=mark) for on, mark in ON for ahead in (10**9, 512)])
 def engine(request, tmp_path_factory):
     """One that stages all rows before the launch, and one that launches first."""
+    device, ahead = request.param
     bundle = small_bundle(tmp_path_factory.mktemp("bundles") / "small", DeepFM(hidden_units=(16, 8)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_lane, "AHEAD_ROWS", request.param)
-        made = Engine(bundle, "cuda:0", "fp32", EngineOptions(max_batch_rows=MOST, buckets=(64, 2048, MOST), lanes=1))
+        patch.setattr(cuda_lane, "AHEAD_ROWS", ahead)
+        made = Engine(bundle, device, "fp32", EngineOptions(max_batch_rows=MOST, buckets=(64, 2048, MOST), lanes=1))
         made.warmup()
     yield made
     made.close()
@@ -111,7 +112,7 @@ def test_the_graph_reads_its_batch_again_when_the_memory_is_gone(engine):
         gc.collect()
         assert memory() is None
         assert engine._pool.lanes[0].replay_us(MOST, 3) > 0
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(engine.device)
         assert np.array_equal(engine.run_batch([block]).scores, want)
 
 

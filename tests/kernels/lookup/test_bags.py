@@ -9,10 +9,10 @@ import torch
 
 from kernels.lookup import bag_parts as cut
 from kernels.lookup import embedding
-from kernels.lookup.bag_parts import FAR, FARTHER, FLIGHT, LONG, BagParts, bag_parts
+from kernels.lookup.bag_parts import FAR, FARTHER, FLIGHT, LONG, BagParts, Rows, bag_parts
 from kernels.lookup.descriptors import REACH
 from kernels.lookup.plan import IdColumn, Kind, Slot, TableShape
-from kernels.lookup.tiling import Rows, bag_tiling
+from kernels.lookup.tiling import bag_tiling
 from kernels.runtime.state import STATE_WORDS
 from tests.kernels import host_cuda
 from tests.kernels.lane_state import lane_state
@@ -142,7 +142,7 @@ def test_how_many_rows_are_in_flight_changes_no_bit(dtype, device, monkeypatch):
     plan, found = bags_plan(LENGTHS, (64,), dtype), []
     for processors in (132, 1):
         monkeypatch.setattr(
-            embedding, "bag_tiling", lambda r, u, t, n, s, _, *more, own=processors: bag_tiling(r, u, t, n, s, own, *more)
+            embedding, "bag_tiling", lambda r, u, t, b, _, *more, own=processors: bag_tiling(r, u, t, b, own, *more)
         )
         lookup, _, x = check(plan, device, 21)
         found.append((lookup.lookup.tiling(21, pinned=False).flight, x))
