@@ -113,7 +113,9 @@ def _closing(code: str, start: int) -> int:
 def _call(statement: str) -> str:
     colons = [i for i, c, depth in _unquoted(statement, 0) if c == ":" and depth == 1]
     template, *parts = (statement[i + 1 : j] for i, j in pairwise([-1, *colons, len(statement)]))
-    opcode = _OPCODE.search(re.sub(r"\"\s*\"", "", template).replace("\\n", " "))
+    opcode = _OPCODE.search(
+        re.sub(r"\"\s*\"|\.L1::\w+", "", template).replace("\\n", " ")
+    )  # what a cache is to keep is not computed
     if opcode is None:
         return "(void)0"  # asm that only tells the compiler what is used
     operands = []

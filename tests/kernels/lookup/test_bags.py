@@ -9,7 +9,7 @@ import torch
 
 from kernels.lookup import bag_parts as cut
 from kernels.lookup import embedding
-from kernels.lookup.bag_parts import FAR, FARTHER, FLIGHT, LONG, BagParts, Rows, bag_parts
+from kernels.lookup.bag_parts import FAR, FARTHER, FLIGHT, LONG, BagParts, Rows, bag_parts, rows_of
 from kernels.lookup.descriptors import REACH
 from kernels.lookup.plan import IdColumn, Kind, Slot, TableShape
 from kernels.lookup.tiling import bag_tiling
@@ -228,11 +228,21 @@ def test_bags_of_few_cold_reads_are_cut_as_near_ones(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_rows_of_a_batch_come_out_alike_wherever_they_lie(device):
+@pytest.mark.parametrize(
+    ("share", "in_flight", "evict_first"), [(1, 8, False), (7, 4, True), (20, 4, True), (40, 4, False)]
+)  # rows of a multiprocessor
+def test_rows_of_a_batch_come_out_alike_wherever_they_lie(share, in_flight, evict_first, device, monkeypatch):
     """Which block has a row, and which warp takes a part, changes no bit."""
     plan = bags_plan(MLPERF, (64,), F16, poolings=POOLINGS[1:])
     rows = 40 if device == "host" else 3000
-    _, _, x = check(plan, device, rows, lambda rng, n, size: np.resize(np.random.default_rng(size).integers(0, size, 8), n))
+    own = -(-rows // share)  # multiprocessors that they are told, and that ids lie on the device
+    monkeypatch.setattr(embedding, "rows_of", lambda r, _: rows_of(r, own))
+    monkeypatch.setattr(embedding, "bag_tiling", lambda r, u, t, b, _, pinned, tiers: bag_tiling(r, u, t, b, own, False, tiers))
+    lookup, _, x = check(
+        plan, device, rows, lambda rng, n, size: np.resize(np.random.default_rng(size).integers(0, size, 8), n)
+    )
+    t = lookup.lookup.tiling(rows, pinned=False)
+    assert (t.flight, t.evict_first) == (in_flight, evict_first)
     assert torch.equal(x, x[torch.arange(rows) % 8])
 
 
