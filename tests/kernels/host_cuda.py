@@ -113,9 +113,8 @@ def _closing(code: str, start: int) -> int:
 def _call(statement: str) -> str:
     colons = [i for i, c, depth in _unquoted(statement, 0) if c == ":" and depth == 1]
     template, *parts = (statement[i + 1 : j] for i, j in pairwise([-1, *colons, len(statement)]))
-    opcode = _OPCODE.search(
-        re.sub(r"\"\s*\"|\.L1::\w+", "", template).replace("\\n", " ")
-    )  # what a cache is to keep is not computed
+    # What the L1 is to keep changes no value.
+    opcode = _OPCODE.search(re.sub(r"\"\s*\"|\.L1::\w+", "", template).replace("\\n", " "))
     if opcode is None:
         return "(void)0"  # asm that only tells the compiler what is used
     operands = []
