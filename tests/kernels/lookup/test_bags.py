@@ -228,9 +228,7 @@ def test_bags_of_few_cold_reads_are_cut_as_near_ones(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("share", "in_flight", "evict_first"), [(1, 8, False), (7, 4, True), (20, 4, True), (40, 4, False)]
-)
+@pytest.mark.parametrize(("share", "in_flight", "evict_first"), [(1, 8, False), (7, 4, True), (20, 4, True), (40, 4, False)])
 def test_rows_of_a_batch_come_out_alike_wherever_they_lie(share, in_flight, evict_first, device, monkeypatch):
     """Which block has a row, and which warp takes a part, changes no bit. share: rows of a multiprocessor."""
     plan = bags_plan(MLPERF, (64,), F16, poolings=POOLINGS[1:])
