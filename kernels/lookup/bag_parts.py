@@ -10,20 +10,7 @@ from math import gcd
 from kernels.lookup.plan import Kind, LookupPlan, Slot
 from kernels.lookup.units import Unit, units_of
 
-
-class Rows(Enum):
-    """Of a launch, how many there are to a multiprocessor: one at most; three to eight; others."""
-
-    ALONE = 0
-    SOME = 1
-    OTHER = 2
-
-
-def rows_of(rows: int, processors: int) -> Rows:
-    """Which of these `rows` are."""
-    return Rows.ALONE if rows <= processors else Rows.SOME if 2 * processors < rows <= 8 * processors else Rows.OTHER
-
-
+Rows = Enum("Rows", ("ALONE", "SOME", "OTHER"))  # of a launch, to a multiprocessor: one at most; three to eight; others
 FLIGHT = 8  # rows of a part that a thread has in flight, at most (tiling.py)
 # Ids of a long bag. Where none is, a thread a column vector reads them as fast: 1,024 x 26 bags of 10, dim 16, 13 % faster.
 # Rows of several vectors by parts: bags of 10, dim 128, float16, 1,024 rows 19.6 us became 13.9, of 3 7.1 became 8.2; of eight
@@ -74,19 +61,21 @@ class BagParts:
         return records * PART_BYTES[tiers] + 16 + rows * self.sum_bytes if records else 0
 
 
-def bag_parts(
-    plan: LookupPlan, vector: int, most_ids: int | None = None, rows: Rows = Rows.OTHER
-) -> tuple[BagParts, list[Slot]]:
+def rows_of(rows: int, processors: int) -> Rows:
+    return Rows.ALONE if rows <= processors else Rows.SOME if 2 * processors < rows <= 8 * processors else Rows.OTHER
+
+
+def bag_parts(plan: LookupPlan, vector: int, most_ids: int | None = None, of: Rows = Rows.OTHER) -> tuple[BagParts, list[Slot]]:
     """The parts of all bags of x whose columns are vectors, with the slots of one id beside them; and the slots that are
     neither. No parts where no bag is long, or where they would not fit. most_ids: of a bag that is not long; None: as its
-    columns have it. rows: for which launches. Bags that are not long stay whole, in tiers as elsewhere: so a row's sums have
-    the same bits wherever its tables lie.
+    columns have it. of: for launches of which rows. Bags of at most LONG ids stay whole, in tiers as elsewhere: so a row's
+    sums have the same bits wherever its tables lie.
     """
     wide = [s for s in plan.x_slots if s.kind == Kind.GATHER and s.dim % vector == s.out % vector == 0]
-    most, sum_bytes = MOST_IDS[rows], _MOST_SUM_BYTES[rows]
+    most = MOST_IDS[of]
     while any(s.columns > (_short(s, vector) if most_ids is None else most_ids) for s in wide):
         made = _cut(plan, wide, vector, most)
-        if len(made.units) <= _MOST_RECORDS and made.sum_bytes <= sum_bytes:
+        if len(made.units) <= _MOST_RECORDS and made.sum_bytes <= _MOST_SUM_BYTES[of]:
             return made, [s for s in plan.x_slots if s not in wide]
         if not made.joins:
             break

@@ -86,35 +86,32 @@ class DeviceLookup:
         once_units.sort(key=lambda u: (u.id, u.out))
         self._once_ids = tuple((u.id, u.how.id_bytes) for u in once_units)
         self.units, self.totals = len(units), len(totals)
+        self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         cuts = {Rows.OTHER: self.bags}
-        if self.bags.parts:
-            cuts |= {r: bag_parts(each, vector, most_ids, r)[0] for r in (Rows.ALONE, Rows.SOME)}
+        for of in (Rows.ALONE, Rows.SOME) if self.bags.parts else ():
+            cut = bag_parts(each, vector, most_ids, of)[0]
+            # Of tables in tiers records are larger; sums are to have the same bits there.
+            if self._shared_bytes(1, cut, tiers=True) <= _SHARED_LIMIT:
+                cuts[of] = cut
         self._cuts: dict[Rows, _Cut] = {}
         for of, bags in cuts.items():
             records = placed(units, once_units, [*totals, *bags.units], plan.context_ids.nbytes, 4 * self._row_words)
             image = units_image(records, bags.columns, descriptors.tiers)
             self._cuts[of] = _Cut(bags, image, torch.zeros(image.nbytes, dtype=torch.uint8, device=self._device))
         self.place()
-        sides = plan.context_ids, plan.candidate_ids
-        self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         if (size := self._shared_bytes(1, self.bags)) > _SHARED_LIMIT:
             raise ValueError(f"lookup: got {size} bytes of terms, ids, numbers, expected <= {_SHARED_LIMIT}")
-        # Of tables in tiers records are larger; sums are to have the same bits there.
-        most_bytes = {of: self._shared_bytes(1, c.bags, tiers=True) for of, c in self._cuts.items()}
-        self._cuts = {of: c for of, c in self._cuts.items() if of is Rows.OTHER or most_bytes[of] <= _SHARED_LIMIT}
         self._most = max([1, *(s.columns for s in (*of_rows, *plan.total_slots))])
         self._constants = {
-            "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
-            "CONTEXT_BYTES": plan.context_ids.nbytes, "CANDIDATE_BYTES": plan.candidate_ids.nbytes,
+            "ID": "unsigned long long" if 8 in (*plan.context_ids.widths, *plan.candidate_ids.widths) else "unsigned",
+            "OUT": type_name(out_dtype), "CONTEXT_BYTES": plan.context_ids.nbytes, "CANDIDATE_BYTES": plan.candidate_ids.nbytes,
             "CONTEXT_NUMBERS": plan.context_numbers, "CANDIDATE_NUMBERS": plan.candidate_numbers,
             "UNITS": len(units) + len(once_units), "TOTALS": len(totals), "VEC": vector,
             "NARROW": int(any(u.how.width < vector for u in (*units, *once_units))),
             "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
             "DTYPES": dtype_set(plan, plan.x_slots), "TOTAL_DTYPES": dtype_set(plan, plan.total_slots),
-            "OUT_FACTOR": f"{1 / out_scale!r}f", "TIERS": int(descriptors.tiers),
-            "MOST": self._most,
-            "FIRST_ONCE": len(units), "ROW_WORDS": self._row_words,
-            "SHARED": f"{{{shared[0]},{shared[1]}}}" if shared else "{0,0}",
+            "OUT_FACTOR": f"{1 / out_scale!r}f", "TIERS": int(descriptors.tiers), "MOST": self._most, "FIRST_ONCE": len(units),
+            "ROW_WORDS": self._row_words, "SHARED": f"{{{shared[0]},{shared[1]}}}" if shared else "{0,0}",
         }  # fmt: skip
 
     def place(self) -> None:
@@ -236,19 +233,14 @@ class DeviceLookup:
             if total is None or total.dtype != torch.float32 or total.stride(0) != 1:
                 raise ValueError("lookup total: got none or a wrong layout, expected float32[B, 1]")
             check_rows("lookup total", total, rows, 1)
-        if (self.once or self.shared) and (
-            context_rows is None or context_rows.dtype != torch.int32 or len(context_rows) < rows
-        ):
+        by_context = self.once or self.shared
+        if by_context and (context_rows is None or context_rows.dtype != torch.int32 or len(context_rows) < rows):
             got = "None" if context_rows is None else f"{context_rows.dtype} {tuple(context_rows.shape)}"
             raise ValueError(f"lookup context rows: got {got}, expected int32[>= {rows}]")
         if self.shared:
             width = self.shared[1] - self.shared[0]
-            if (
-                shared_x is None
-                or shared_x.dtype != self._out_dtype
-                or not shared_x.is_contiguous()
-                or shared_x.shape[1] != width
-            ):
+            kind = self._out_dtype, width
+            if shared_x is None or (shared_x.dtype, shared_x.shape[1]) != kind or not shared_x.is_contiguous():
                 got = "None" if shared_x is None else f"{shared_x.dtype} {tuple(shared_x.shape)}"
                 raise ValueError(f"lookup shared x: got {got}, expected contiguous {self._out_dtype} [contexts, {width}]")
         carried = batch.carried if self._carried else None
