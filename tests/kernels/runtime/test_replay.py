@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -144,7 +145,11 @@ def idles(fake):
 
 
 def test_a_wait_of_some_microseconds_is_idle_once(fake):
-    assert {idles(fake) for _ in range(50)} - {(1, 0)} == {(1, 1)}  # some end sooner, where others want the core
+    seen, tries, end = set(), 0, time.monotonic() + 20
+    while tries < 50 or ((1, 1) not in seen and time.monotonic() < end):  # some end sooner, where others want the core
+        seen.add(idles(fake))
+        tries += 1
+    assert seen - {(1, 0)} == {(1, 1)}
 
 
 def test_words_that_came_at_once_and_launches_that_fail_leave_no_time(fake):
