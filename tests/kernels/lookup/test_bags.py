@@ -151,7 +151,7 @@ def test_how_many_rows_are_in_flight_changes_no_bit(dtype, device, monkeypatch):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("width", [1, 2, 4, 8, (8, 2), (1, 8)])
 def test_ids_of_every_width_context_and_first_order_bags(width, device):
     plan = bags_plan(LENGTHS, (16,), F16, context=(0, 2, 5), width=width, first_order=True)
     check(plan, device, 21)
@@ -241,6 +241,7 @@ def test_rows_of_a_batch_come_out_alike_wherever_they_lie(share, in_flight, evic
     )
     t = lookup.lookup.tiling(rows, pinned=False)
     assert (t.flight, t.evict_first) == (in_flight, evict_first)
+    assert dict(lookup.lookup.source(rows, pinned=False).constants)["EVICT_FIRST"] == str(int(evict_first))
     assert torch.equal(x, x[torch.arange(rows) % 8])
 
 
@@ -289,12 +290,14 @@ def test_parts_cover_every_id_of_every_column_once(dims, vector):
     assert sorted(part.number for part in bags.parts if part.number < 0xFFFF) == list(range(bags.sums))
     assert sorted(j.number + i for j in bags.joins for i in range(j.ids)) == list(range(bags.sums))
     assert [part.ids for part in bags.parts] == sorted((part.ids for part in bags.parts), reverse=True)
+    assert bags.read_bytes == sum(slot.columns * slot.dim for slot in plan.x_slots if slot not in others)
 
 
 def test_where_a_row_has_a_block_alone_a_bag_is_cut_into_parts_that_are_read_at_once():
     plan = bags_plan(MLPERF, (128,), F16)
     few, others = bag_parts(plan, 8, None, Rows.ALONE)
     many, _ = bag_parts(plan, 8)
+    assert few.read_bytes == many.read_bytes == 214 * 256
     assert max(part.ids for part in few.parts) == 12 < max(part.ids for part in many.parts), (
         "a bag that is not long stays whole"
     )
@@ -322,11 +325,19 @@ def test_launches_of_one_row_of_some_and_of_more_a_multiprocessor_cut_bags_alike
     assert longest == [12, 28, 28, 16, 16, 28]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cut_whose_records_would_not_fit_in_tiers_is_made_nowhere(device):
+    plan = bags_plan((100,) * 20, (16,), F16, width=4)  # 280 records of a row alone: 42 KB of shared memory, in tiers 47
+    near, far = (OnDevice(plan, tables_of(plan), device, segments=n).lookup for n in (1, 3))
+    assert near._cut_for(1).bags == far._cut_for(1).bags == near.bags
+
+
 def test_sums_of_a_row_stay_small_and_too_many_parts_or_no_long_bag_are_none():
     plan = bags_plan((100,) * 60, (128,), F16)
-    bags, _ = bag_parts(plan, 8)
-    assert bags.sum_bytes == bags.shared_bytes(1) - bags.shared_bytes(0) <= 8192
-    assert {part.ids for part in bags.parts} == {100}
+    for of in (Rows.SOME, Rows.OTHER):
+        bags, _ = bag_parts(plan, 8, None, of)
+        assert bags.sum_bytes == bags.shared_bytes(1) - bags.shared_bytes(0) <= 8192
+        assert {part.ids for part in bags.parts} == {100}
     for none in (bags_plan((17,) * 400, (16,), F16), bags_plan((16,) * 40, (16,), F16), bags_plan((1,) * 9, (16,), F16)):
         assert bag_parts(none, 8) == (BagParts(), list(none.x_slots))
     assert all(size % 16 == 0 for size in cut.PART_BYTES)

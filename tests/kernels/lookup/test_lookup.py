@@ -1,6 +1,7 @@
 """The multi-table lookup: stacked CPU and fused CUDA against the plain reference, with shapes and ids chosen to hurt."""
 
 import math
+import re
 from dataclasses import fields, replace
 
 import numpy as np
@@ -28,13 +29,18 @@ F32, F16, I8 = torch.float32, torch.float16, torch.int8
 def plan_of(
     tables, columns, x_slots, total_slots=(), context=0, candidate=0, context_numbers=0, candidate_numbers=0, width=0, behind=()
 ):  # fmt: skip
-    """`width`: bytes of every id; by default as few as the tables need. behind: a context's columns behind its others."""
+    """`width`: bytes of every id, or of a context's and a candidate's; 0: as few as the tables need. behind: a context's
+    columns behind its others.
+    """
     rows = {}
     for c in columns:
         rows[c.source] = max(rows.get(c.source, 0), tables[c.table].rows)
     sides = [
-        IdRecord(tuple(width or id_bytes(rows.get(source, 1)) for source in sources), frozenset(last))
-        for sources, last in ((range(-1, -1 - context, -1), behind), (range(candidate), ()))
+        IdRecord(tuple(wide or id_bytes(rows.get(source, 1)) for source in sources), frozenset(last))
+        for sources, last, wide in (
+            (range(-1, -1 - context, -1), behind, width[0] if isinstance(width, tuple) else width),
+            (range(candidate), (), width[1] if isinstance(width, tuple) else width),
+        )
     ]
     return LookupPlan(tuple(tables), tuple(columns), tuple(x_slots), tuple(total_slots),
                       *sides, context_numbers, candidate_numbers)  # fmt: skip
@@ -509,8 +515,11 @@ def test_room_for_the_columns_of_contexts_is_asked_for(on_host):
     lookup = OnDevice(plan, tables_of(plan), "host", shared=(16, 64)).lookup
     batch, state = on_the_bus(plan, batch_of(plan, 2)), torch.zeros(STATE_WORDS, dtype=torch.int32)
     given = batch, 2, torch.zeros(2, 72), None, state
-    with pytest.raises(ValueError, match=r"lookup shared x: got None, expected contiguous torch.float32 \[contexts, 48\]"):
-        lookup(*given, context_rows=torch.zeros(2, dtype=torch.int32))
+    for shared_x in (None, torch.zeros(3, 47), torch.zeros(3, 48, dtype=torch.bfloat16), torch.zeros(3, 96)[:, ::2]):
+        got = "None" if shared_x is None else re.escape(f"{shared_x.dtype} {tuple(shared_x.shape)}")
+        expected = rf"lookup shared x: got {got}, expected contiguous torch.float32 \[contexts, 48\]"
+        with pytest.raises(ValueError, match=expected):
+            lookup(*given, context_rows=torch.zeros(2, dtype=torch.int32), shared_x=shared_x)
 
 
 @pytest.mark.parametrize("device", WHERE)
