@@ -34,13 +34,12 @@ class BagParts:
 
     parts: runs of a bag's ids, those of the most ids first; `number` is the place of a part's sum among `sums` of a row, or
     says that it is the whole bag. singles: of one id. joins: bags of several parts: of `ids` sums, from `number` on. columns:
-    of a sum. read_bytes: of a row's ids' rows.
+    of a sum.
     """
 
     team: int = 1
     columns: int = 0
     sums: int = 0
-    read_bytes: int = 0
     parts: tuple[Unit, ...] = ()
     singles: tuple[Unit, ...] = ()
     joins: tuple[Unit, ...] = ()
@@ -49,6 +48,11 @@ class BagParts:
     def units(self) -> tuple[Unit, ...]:
         """In the order of their records."""
         return *self.parts, *self.singles, *self.joins
+
+    @property
+    def read_bytes(self) -> int:
+        """Of all that a row reads."""
+        return sum(part.ids * part.row_bytes for part in (*self.parts, *self.singles) if part.how.counted)
 
     @property
     def sum_bytes(self) -> int:
@@ -105,8 +109,7 @@ def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int) -> Bag
                 parts.append(replace(unit, id=unit.id + begin * unit.how.id_bytes, ids=end - begin, number=sums))
                 sums += 1
     parts.sort(key=lambda part: part.ids, reverse=True)
-    read = sum(s.columns * s.dim * plan.tables[plan.columns[s.first].table].dtype.itemsize for s in slots)
-    return BagParts(team, team * vector, sums, read, tuple(parts), tuple(singles), tuple(joins))
+    return BagParts(team, team * vector, sums, tuple(parts), tuple(singles), tuple(joins))
 
 
 def _runs(ids: int, most: int) -> Iterator[tuple[int, int]]:

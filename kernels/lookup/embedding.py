@@ -91,7 +91,7 @@ class DeviceLookup:
         for of in (Rows.ALONE, Rows.SOME) if self.bags.parts else ():
             cut = bag_parts(each, vector, most_ids, of)[0]
             # Of tables in tiers records are larger; sums are to have the same bits there.
-            if self._shared_bytes(1, cut, tiers=True) <= _SHARED_LIMIT:
+            if cut != self.bags and self._shared_bytes(1, cut, tiers=True) <= _SHARED_LIMIT:
                 cuts[of] = cut
         self._cuts: dict[Rows, _Cut] = {}
         for of, bags in cuts.items():
@@ -238,11 +238,10 @@ class DeviceLookup:
             got = "None" if context_rows is None else f"{context_rows.dtype} {tuple(context_rows.shape)}"
             raise ValueError(f"lookup context rows: got {got}, expected int32[>= {rows}]")
         if self.shared:
-            width = self.shared[1] - self.shared[0]
-            kind = self._out_dtype, width
+            kind = dtype, width = self._out_dtype, self.shared[1] - self.shared[0]
             if shared_x is None or (shared_x.dtype, shared_x.shape[1]) != kind or not shared_x.is_contiguous():
                 got = "None" if shared_x is None else f"{shared_x.dtype} {tuple(shared_x.shape)}"
-                raise ValueError(f"lookup shared x: got {got}, expected contiguous {self._out_dtype} [contexts, {width}]")
+                raise ValueError(f"lookup shared x: got {got}, expected contiguous {dtype} [contexts, {width}]")
         carried = batch.carried if self._carried else None
         if carried is not None and (carried.shape[1] != self._carried or not carried.is_contiguous() or len(carried) < rows):
             raise ValueError(f"lookup carried: got {tuple(carried.shape)}, expected contiguous [>= {rows}, {self._carried}]")

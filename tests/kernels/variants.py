@@ -49,15 +49,8 @@ _POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
 _BAGS = {"CANDIDATE_BYTES": "760", "TOTALS": "0", "TOTAL_THREADS": "0", "UNIT_THREADS": "384", "BLOCKS": "2"}
 _BAGS |= {"UNITS": "0", "PARTS": "17", "SINGLES": "12", "JOINS": "1", "OUT": "bf16", "ID": "unsigned", "TOTAL_DTYPES": "1"}
 _BAGS16 = _BAGS | {"VEC": "8", "TEAM": "16", "DTYPES": "2"}
-_BAGS8 = _BAGS | {
-    "VEC": "16",
-    "TEAM": "8",
-    "DTYPES": "8",
-    "UNIT_THREADS": "256",
-    "BLOCKS": "4",
-    "FLIGHT": "4",
-    "EVICT_FIRST": "1",
-}
+_BAGS8 = _BAGS | {"VEC": "16", "TEAM": "8", "DTYPES": "8"}
+_BAGS8 |= {"UNIT_THREADS": "256", "BLOCKS": "4", "FLIGHT": "4", "EVICT_FIRST": "1"}
 _BAGS_MIXED = _BAGS | _POOLED | {"UNITS": "60", "VEC": "4", "TEAM": "5", "DTYPES": "15", "OUT": "float", "UNIT_THREADS": "320"}
 _BAGS_MIXED |= _AHEAD | {"ID": "unsigned long long", "TOTALS": "39", "TOTAL_THREADS": "64", "AHEAD": "1"}
 _PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)

@@ -326,6 +326,13 @@ def test_launches_of_one_row_of_some_and_of_more_a_multiprocessor_cut_bags_alike
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("longest", "records"), [(16, 1), (17, 3), (32, 3)])
+def test_bags_that_all_launches_cut_alike_have_their_records_once(longest, records, device):
+    plan = bags_plan((longest, 9, 1), (128,), F16)
+    assert len(OnDevice(plan, tables_of(plan), device).lookup._cuts) == records
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_cut_whose_records_would_not_fit_in_tiers_is_made_nowhere(device):
     plan = bags_plan((100,) * 20, (16,), F16, width=4)  # 280 records of a row alone: 42 KB of shared memory, in tiers 47
     near, far = (OnDevice(plan, tables_of(plan), device, segments=n).lookup for n in (1, 3))

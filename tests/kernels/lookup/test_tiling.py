@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.lookup.bag_parts import BagParts
+from kernels.lookup.plan import Kind
 from kernels.lookup.tiling import (
     HistoryPart,
     bag_tiling,
@@ -14,6 +15,7 @@ from kernels.lookup.tiling import (
     history_tiling,
     tiling,
 )
+from kernels.lookup.units import How, Unit
 
 ROWS, PROCESSORS, PINNED, POOLED = st.integers(1, 1 << 17), st.integers(1, 200), st.booleans(), st.booleans()
 UNITS, TOTALS = st.integers(0, 4000), st.integers(1, 300)
@@ -89,8 +91,9 @@ def test_measured_best_rows_and_threads_of_an_h200(rows, units, pinned, pooled, 
 
 
 def bags_of(parts, team, sums=0, read_bytes=0):
-    """As many parts, or, of none, 26 singles. A team has 8 columns a thread."""
-    return BagParts(team, 8 * team, sums, read_bytes, (None,) * parts, (None,) * (26 * (parts == 0)))
+    """As many parts, or, of none, 26 singles, the first of which reads all. A team has 8 columns a thread."""
+    units = tuple(Unit(How(Kind.GATHER, counted=i == 0), 0, ids=1, row_bytes=read_bytes) for i in range(parts or 26))
+    return BagParts(team, 8 * team, sums, units if parts else (), () if parts else units)
 
 
 @given(ROWS, UNITS, TOTALS, st.integers(0, 300), st.integers(1, 32), st.integers(0, 9), PROCESSORS, PINNED)
