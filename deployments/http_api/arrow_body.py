@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from struct import Struct, error
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from deployments.scoring.faults import Words
 from dpiframe_core.errors import InputError, TooLarge, shown
@@ -17,11 +20,13 @@ from dpiframe_core.features.arrow_columns import columns_of_batch
 
 METADATA_KEY = b"request"
 _U16, _I32, _U32 = Struct("<H"), Struct("<i"), Struct("<I")
-_MESSAGE_HEADER, _COMPRESSION = 2, 3  # field numbers in Arrow's Message.fbs
+_MESSAGE_HEADER, _DICTIONARYS_ROWS, _COMPRESSION = 2, 1, 3  # field numbers in Arrow's Message.fbs
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 _PLAIN = frozenset((*_INTEGERS, pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.large_string()))
 # Nulls are as many as the batch has rows, which are bounded; inside a list they would not be.
 _IDS = frozenset(kind.id for kind in (*_PLAIN, pa.null()))
+_VALUES = _PLAIN | {pa.string_view()}  # a column of views is not in `_IDS`, as its texts are counted
+_OF_ROWS = frozenset(("record batch", "dictionary"))
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
@@ -40,19 +45,19 @@ class ArrowRequest:
     candidates: Mapping[str, pa.Array]
 
 
-def read_stream(body: bytes, max_rows: int) -> ArrowRequest:
+def read_stream(body: bytes, max_rows: int, most_shared: int) -> ArrowRequest:
     """Reads a stream of any number of record batches.
 
-    Compressed batches, dictionaries and views are refused: with them a small body becomes any amount of data. What is accepted
-    holds no more than its bytes.
+    Compressed batches are refused: with them a small body becomes any amount of data. So it might with dictionaries and views:
+    many rows, columns and batches may have one long text or dictionary. `most_shared` are the bytes of these, counted for each.
 
     Raises:
         NotArrow: it cannot be read.
         InputError: a column has another type, or comes twice.
-        TooLarge: it has more rows.
+        TooLarge: it has more rows, or shares more.
     """
     try:
-        batch = _batch(body, max_rows)
+        batch = _batch(body, max_rows, most_shared)
         names = batch.schema.names  # decodes them
     except (pa.ArrowException, OSError, ValueError, TypeError, error) as fault:
         raise NotArrow("body", Words(shown(str(fault))[1:-1]), "an Arrow IPC stream") from None
@@ -63,7 +68,7 @@ def read_stream(body: bytes, max_rows: int) -> ArrowRequest:
     return ArrowRequest(metadata.get(METADATA_KEY, b"{}"), columns_of_batch(batch, names))
 
 
-def _batch(body: bytes, max_rows: int) -> pa.RecordBatch:
+def _batch(body: bytes, max_rows: int, most_shared: int) -> pa.RecordBatch:
     """All its batches as one."""
     messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))
     first = next(messages, None)
@@ -73,17 +78,22 @@ def _batch(body: bytes, max_rows: int) -> pa.RecordBatch:
     usual = {kind.id for kind in schema.types} <= _IDS
     for field in () if usual else schema:
         if not _is_plain(field.type):
-            rule = "a plain column of integers, floats, booleans or text, or of lists of them"
+            rule = "a column of integers, floats, booleans or text, or of lists of them"
             raise InputError(f"candidates.{field.name[:64]}", str(field.type)[:64], rule)
-    rows, batches = 0, []
     for message in messages:
-        if message.type != "record batch" or _compressed(message):
-            raise InputError("body", Words(f"a compressed batch or a {message.type}"), "uncompressed record batches")
-        batch = pa.ipc.read_record_batch(message, schema)
+        if message.type not in _OF_ROWS or _compressed(message):
+            got = Words("a compressed batch" if message.type in _OF_ROWS else f"a {message.type}")
+            raise InputError("body", got, "uncompressed record batches")
+    rows, shared, batches = 0, 0, []
+    for batch in pa.ipc.open_stream(pa.py_buffer(body)):
         rows += batch.num_rows
         if rows > max_rows:
             raise TooLarge("candidates", rows, f"at most {max_rows}")
+        if not usual:
+            shared = _within(most_shared, shared + sum(map(_dictionary_bytes, batch.columns)))
         batch.validate(full=True)
+        if not usual:
+            shared = _within(most_shared, shared + sum(map(_shared_text, batch.columns)))
         batches.append(batch)
     if len(batches) == 1:
         return batches[0]
@@ -91,14 +101,48 @@ def _batch(body: bytes, max_rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def _within(most: int, shared: int) -> int:
+    if shared > most:
+        raise TooLarge("candidates", Words(f"{shared} bytes in views and dictionaries"), f"at most {most}, each row's counted")
+    return shared
+
+
 def _is_plain(kind: Any) -> bool:
-    return kind.id in _IDS or (any(is_list(kind) for is_list in _LISTS) and kind.value_type in _PLAIN)
+    if pa.types.is_dictionary(kind) or any(is_list(kind) for is_list in _LISTS):
+        return kind.value_type in _VALUES
+    return kind.id in _IDS or kind in _VALUES
+
+
+def _dictionary_bytes(column: pa.Array) -> int:
+    """Of the dictionary of a column, which other columns and batches may have too: each looks through it."""
+    return int(column.dictionary.get_total_buffer_size()) if pa.types.is_dictionary(column.type) else 0
+
+
+def _shared_text(column: pa.Array) -> int:
+    """Bytes of the texts of a column, sound by now, where many rows may have the same one: each counts it."""
+    if pa.types.is_dictionary(column.type):
+        return int(_sizes(column.dictionary)[column.indices.drop_null().to_numpy(zero_copy_only=False)].sum())
+    values = column.flatten() if any(is_list(column.type) for is_list in _LISTS) else column
+    return int(_sizes(values).sum()) if pa.types.is_string_view(values.type) else 0
+
+
+def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each text; null and what is no text have none."""
+    sizes = np.zeros(len(values), np.int64)
+    if pa.types.is_string_view(values.type) and len(values):
+        words = np.frombuffer(values.buffers()[1], np.int32, 4 * (values.offset + len(values)))
+        sizes += words[4 * values.offset :: 4] * values.is_valid().to_numpy(zero_copy_only=False)
+    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        sizes += pc.binary_length(values).fill_null(0).to_numpy()
+    return sizes
 
 
 def _compressed(message: Any) -> bool:
-    """Whether a record batch says so in its flatbuffer, which Arrow has verified, but tells nobody about."""
+    """Whether a record batch, or a dictionary's, says so in its flatbuffer, which Arrow has verified and tells nobody of."""
     data = message.metadata.to_pybytes()
     batch = _child(data, _U32.unpack_from(data)[0], _MESSAGE_HEADER)
+    if message.type == "dictionary" and batch is not None:
+        batch = _child(data, batch, _DICTIONARYS_ROWS)
     return batch is not None and _child(data, batch, _COMPRESSION) is not None
 
 

@@ -73,7 +73,7 @@ class ScoreRoute:
 
     async def _score(self, job: Job, body: bytes, kind: str, receive: Receive) -> Answer:
         if kind == ARROW and len(body) >= _READ_ON_LOOP_BYTES:
-            served, request = self._of_arrow(job, await asyncio.to_thread(read_stream, body, self._max_rows))
+            served, request = self._of_arrow(job, await asyncio.to_thread(self._read_stream, body))
         else:
             served, request = self.parsed(job, kind, body)
         with HangUp(receive):
@@ -146,7 +146,7 @@ class ScoreRoute:
 
     def parsed(self, job: Job, kind: str, body: bytes) -> tuple[ServedModel, ScoreInput]:
         """Who scores the request, and the request in that version's form; to be sent there in the same turn."""
-        return self._of_arrow(job, read_stream(body, self._max_rows)) if kind == ARROW else self._parse(job, body)
+        return self._of_arrow(job, self._read_stream(body)) if kind == ARROW else self._parse(job, body)
 
     def _parse(self, job: Job, body: bytes) -> tuple[ServedModel, ScoreInput]:
         if len(self._models.live) == 1:
@@ -164,6 +164,10 @@ class ScoreRoute:
             return other, other.form.parse(body)
         served = self._chosen(job, self._models.find(request.model, request.version), request)
         return served, request if _read_alike(served, found) else served.form.parse(body)
+
+    def _read_stream(self, body: bytes) -> ArrowRequest:
+        limits = self._scoring.limits
+        return read_stream(body, limits.max_rows_per_request, limits.max_body_bytes)
 
     def _of_arrow(self, job: Job, stream: ArrowRequest) -> tuple[ServedModel, ScoreInput]:
         named = addressed(stream.rest)

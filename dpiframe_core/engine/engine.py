@@ -266,7 +266,8 @@ class Engine:
         """float32[n, tasks] for raw values of n candidates.
 
         Args:
-            candidates: feature -> n values; a list of n dicts; a pyarrow Table or RecordBatch; or a pandas DataFrame.
+            candidates: feature -> n values; a list of n dicts; a pyarrow Table or RecordBatch; a pandas or polars
+                DataFrame; or what else gives an Arrow stream.
             context: feature -> one value for all rows.
 
         Raises:

@@ -11,7 +11,7 @@ from dpiframe_core.features.arrow_columns import in_one_batch
 from dpiframe_core.features.raw_columns import ColumnValues
 from dpiframe_core.features.row_block import RowBlock
 
-_FORMS = "columns by feature, a list of dicts, or an Arrow or pandas table"
+_FORMS = "columns by feature, a list of dicts, or an Arrow, pandas or polars table"
 _SHOWN_KEY = 64
 _PLACE = re.compile(r"^candidates\.([\w.\-]+)\[(\d+)\]")
 
@@ -45,8 +45,9 @@ def candidate_columns(candidates: Candidates) -> Mapping[str, ColumnValues]:
     """Feature -> column of n values.
 
     Args:
-        candidates: columns by feature; a list of n dicts, all of the same features; a pyarrow Table or RecordBatch; or a pandas
-            DataFrame, whose NaN, NaT and NA are null and whose index is left out.
+        candidates: columns by feature; a list of n dicts, all of the same features; a pyarrow Table or RecordBatch; a pandas
+            DataFrame, whose NaN, NaT and NA are null and whose index is left out; or what gives an Arrow stream
+            (`__arrow_c_stream__`), as a DataFrame of polars.
 
     Raises:
         InputError: another form, names that are no text or stand twice, a row of other features than the first.
@@ -59,6 +60,8 @@ def candidate_columns(candidates: Candidates) -> Mapping[str, ColumnValues]:
         return columns_of_rows(candidates)
     if hasattr(candidates, "iloc") and hasattr(candidates, "columns"):
         return _frame_columns(candidates)
+    if hasattr(candidates, "__arrow_c_stream__"):
+        return _table_columns(pa.table(candidates))
     raise InputError.worded("candidates", f"a {type(candidates).__name__}", _FORMS)
 
 

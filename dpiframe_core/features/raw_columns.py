@@ -209,6 +209,9 @@ def _from_arrow(values: Any, place: Place) -> tuple[list[Any] | npt.NDArray[Any]
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if pa.types.is_dictionary(values.type):
+        if pa.types.is_string_view(values.type.value_type):  # which Arrow does not decode
+            texts = values.dictionary.to_pylist()
+            return [None if i is None else texts[i] for i in values.indices.to_pylist()], None
         values = values.dictionary_decode()
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind):

@@ -4,11 +4,12 @@
 
 #include <string.h>
 
-// Types are letters of Arrow's formats; lists are these. 0: one that is not read here.
-enum { LIST = '[', LARGE_LIST = '{' };
+// Types are letters of Arrow's formats; lists are these, and views of text. 0: one that is not read here.
+enum { LIST = '[', LARGE_LIST = '{', VIEW = 'v', INLINE_BYTES = 12 };
 
 static int type_of(const char *format) {
     if (format[0] == '+' && format[1] && !format[2]) return format[1] == 'l' ? LIST : format[1] == 'L' ? LARGE_LIST : 0;
+    if (!strcmp(format, "vu")) return VIEW;
     return format[0] && !format[1] && strchr("ncCsSiIlLfguU", format[0]) ? format[0] : 0;
 }
 
@@ -91,6 +92,14 @@ static inline void value(const struct ArrowArray *a, int type, int64_t i, Cell *
             bounds(a->buffers[1], type == 'U', i, at);
             to->kind = TEXT, to->size = at[1] - at[0];
             to->text = to->size ? (const char *)a->buffers[2] + at[0] : "";
+            break;
+        }
+        case VIEW: {  // its bytes, and the text if it is short, else where it begins: which buffer, and where there
+            const char *view = (const char *)a->buffers[1] + 16 * i;
+            int32_t words[4];
+            memcpy(words, view, sizeof words);
+            to->kind = TEXT, to->size = words[0];
+            to->text = words[0] <= INLINE_BYTES ? view + 4 : (const char *)a->buffers[2 + words[2]] + words[3];
         }
     }
     if (type == 'L' && to->integer < 0) to->kind = NUMBER, to->number = (double)(uint64_t)to->integer;

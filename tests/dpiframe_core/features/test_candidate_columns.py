@@ -64,6 +64,18 @@ def test_a_frame_of_pandas_is_the_same_request_whatever_its_index_and_its_kind_o
     assert encoded(made[["price", "tags", "site", "item"]]) == wanted
 
 
+def test_a_frame_of_polars_or_whatever_gives_an_arrow_stream_is_the_same_request() -> None:
+    wanted = Encoder(SCHEMA, {}).encode(COLUMNS).buffer.tobytes()
+    assert encoded(pa.RecordBatchReader.from_batches(pa.table(COLUMNS).schema, pa.table(COLUMNS).to_batches())) == wanted
+    polars = pytest.importorskip("polars")
+    made = polars.DataFrame(COLUMNS)
+    assert encoded(made) == encoded(polars.concat([made[:1], made[1:]], rechunk=False)) == wanted
+    for kind in (polars.Categorical, polars.Enum(["a", "b"])):
+        assert encoded(made.with_columns(polars.col("site").cast(kind))) == wanted
+    with pytest.raises(InputError, match=r"^candidates\.price\[1\]: got nan, expected a finite number or null"):
+        encoded(made.with_columns(price=polars.Series([0.5, float("nan"), 2.0])))
+
+
 def test_integers_with_gaps_are_floats_in_a_frame_and_are_taken_if_they_are_whole() -> None:
     made, gaps = frame(), [1, None, 3]
     whole = made.assign(item=np.array([1.0, np.nan, 3.0]))
@@ -98,7 +110,8 @@ def frame_of(**columns: Any) -> Any:
          "candidates[3].site: got nothing, expected the features of candidates[0] in every candidate"),
         (lambda: [*ROWS, ROWS[0] | {"other": 1}],
          "candidates[3].other: got a value, expected the features of candidates[0] in every candidate"),
-        (lambda: "item", "candidates: got a str, expected columns by feature, a list of dicts, or an Arrow or pandas table"),
+        (lambda: "item",
+         "candidates: got a str, expected columns by feature, a list of dicts, or an Arrow, pandas or polars table"),
         (lambda: None, "candidates: got a NoneType, expected columns by feature"),
         (lambda: pa.table([[1], [2]], names=["item", "item"]), "candidates: got two columns item, expected one for each"),
         (lambda: pa.table(COLUMNS | {"other": [1, 2, 3]}), "candidates: got 'other', expected a feature of the model"),

@@ -53,6 +53,7 @@ SCHEMA = FeatureSchema(
 _SETTLED = 0.25  # of the cases: by then every cache and arena has been met
 _MOST_GROWTH_MB = 24
 _LATE_ROWS = 100_000
+_MOST_SHARED = 100_000
 
 
 class Reader:
@@ -85,7 +86,7 @@ class Reader:
         return repr(rest), request.encoded(self.encoder.encode).buffer.tobytes()
 
     def of_stream(self, given: bytes) -> object:
-        read = read_stream(given, MOST_ROWS)
+        read = read_stream(given, MOST_ROWS, _MOST_SHARED)
         request = self.form.parse_rest(read.rest, read.candidates)
         self.in_place += isinstance(request.candidates, ArrowColumns)
         return repr(request.context), request.encoded(self.encoder.encode).buffer.tobytes()
