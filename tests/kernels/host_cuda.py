@@ -28,7 +28,7 @@ HEADER = Path(__file__).with_name("host_cuda.h")
 _ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
 _OPERAND = re.compile(r'"[=+]?\w"\s*\(')
 _OPCODE = re.compile(r"[a-z]\w*(?:\.\w+)+")  # the first of a template
-_OPTIONS = ("-O1", "-U_FORTIFY_SOURCE", "-pedantic-errors", "-fPIC", "-fvisibility=hidden")
+_OPTIONS = ("-U_FORTIFY_SOURCE", "-pedantic-errors", "-fPIC", "-fvisibility=hidden")
 _KNOWN = set(re.findall(r"(?:void |MMA\(|WGMMA\(|NOTHING\()(\w+)", HEADER.read_text().split("namespace ptx", 1)[1]))
 
 
@@ -141,7 +141,9 @@ def _build(file: str, name: str, constants: tuple[tuple[str, str], ...], made: P
     defines = [f"-D{k}={v}" for k, v in (*constants, ("__CUDA_ARCH__", "900"))]
     code = _gcc("-E", "-P", *defines, f"-I{FOLDER}", "-x", "c++", str(FOLDER / f"{file}.cu"))
     run = f"return host::launch({name}, x, y, threads, shared_bytes, cluster, args);"
-    source, header = made.with_suffix(".cpp"), made_once(made.parent / HEADER.name, _with_precompiled)
+    # Waves compute for longer than they take to be optimized; nothing else does.
+    level = "-O1" if file.startswith("waves/") else "-O0"
+    source, header = made.with_suffix(".cpp"), made_once(made.parent / f"{level[1:]}.h", partial(_with_precompiled, level))
     runtime = made_once(made.parent / "host_cuda.o", _runtime)
     source.write_text(
         f'#include "{header}"\n{translated(code)}\n'
@@ -149,17 +151,18 @@ def _build(file: str, name: str, constants: tuple[tuple[str, str], ...], made: P
         f"run(int x, int y, int threads, size_t shared_bytes, int cluster, void** args) {{ {run} }}\n"
     )
     libraries = made_once(made.parent / "libraries.so", _libraries)
-    _gcc(*_OPTIONS, "-shared", "-nodefaultlibs", "-Wl,--no-as-needed", *map(str, (source, runtime, libraries)), "-o", str(made))
+    linked = "-shared", "-nodefaultlibs", "-Wl,--no-as-needed", str(runtime), str(libraries)
+    _gcc(level, *_OPTIONS, str(source), *linked, "-o", str(made))
 
 
-def _with_precompiled(header: Path) -> None:
+def _with_precompiled(level: str, header: Path) -> None:
     """g++ reads what lies beside a header under this name in its place, in less time; each variant is compiled for itself."""
     shutil.copy(HEADER, header)
-    _gcc(*_OPTIONS, "-x", "c++-header", str(header), "-o", str(header.with_name(f"{HEADER.name}.gch")))
+    _gcc(level, *_OPTIONS, "-x", "c++-header", str(header), "-o", f"{header}.gch")
 
 
 def _runtime(made: Path) -> None:
-    _gcc(*_OPTIONS, "-O2", "-c", str(HEADER.with_suffix(".cpp")), "-o", str(made))
+    _gcc("-O2", *_OPTIONS, "-c", str(HEADER.with_suffix(".cpp")), "-o", str(made))
 
 
 def _libraries(made: Path) -> None:
