@@ -137,6 +137,17 @@ def viewed(n: int, text: int) -> bytes:
     return stream(pa.table({"site": site}))
 
 
+def null_with_a_view() -> bytes:
+    """Of two views of ten bytes a null that has one of a gigabyte; a dictionary with a null; two views of a list that is null."""
+    views = struct.pack("<i12s", 10, b"0123456789"), struct.pack("<i4sii", 1 << 30, b"xxxx", 7, 5)
+    buffers = [b"\x05", views[0] + views[1] + views[0]]
+    site = pa.Array.from_buffers(pa.string_view(), 3, list(map(pa.py_buffer, buffers)))
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int8()), pa.array(["ab", None, "c"]))
+    values, null = pa.array(["aaaa", "bbbb", "dd"], pa.string_view()), pa.array([True, False, False])
+    tags = pa.ListArray.from_arrays(pa.array([0, 2, 3, 3], pa.int32()), values, mask=null)
+    return stream(pa.table({"site": site, "word": words, "tags": tags}))
+
+
 VIEWS = table(
     site=pa.array(["a" * 20, None, "a"], pa.string_view()), tags=pa.array([["b"] * 20, None, ["c"]], pa.list_(pa.string_view()))
 )
@@ -152,6 +163,7 @@ VIEWS = table(
         pytest.param(viewed(60, 1000), 60 * 1000, id="views"),
         pytest.param(stream(VIEWS), 21 + 21, id="lists of views"),
         pytest.param(stream(VIEWS, 3), 21 + 21, id="views in batches"),
+        pytest.param(null_with_a_view(), 10 + 10 + (3 + 16 + 1) + 3 + 2, id="null"),
         pytest.param(stream(table()), 0, id="none"),
     ],
 )
@@ -173,9 +185,16 @@ def test_a_service_lets_rows_share_no_more_than_a_body_may_hold() -> None:
     run(body)
 
 
-COMPRESSED_DICTIONARY = stream(
-    table(site=pa.array(["a"] * 3).dictionary_encode()), how=pa.ipc.IpcWriteOptions(compression="zstd")
-)
+def compressed_dictionary() -> bytes:
+    """Of a stream that is compressed, the dictionary alone."""
+    of = table(site=pa.array(["a"] * 3).dictionary_encode())
+    plain, packed = stream(of), stream(of, how=pa.ipc.IpcWriteOptions(compression="zstd"))
+    schema, _, rows = pa.ipc.MessageReader.open_stream(plain)
+    _, words, _ = pa.ipc.MessageReader.open_stream(packed)
+    assert words.type == "dictionary"
+    return b"".join(message.serialize().to_pybytes() for message in (schema, words, rows))
+
+
 REFUSED: list[tuple[str, bytes, int, str]] = [
     ("empty", b"", 400, "body: got no schema, expected an Arrow IPC stream"),
     ("json", b'{"candidates": {}}', 400, "body: got "),
@@ -183,7 +202,7 @@ REFUSED: list[tuple[str, bytes, int, str]] = [
     ("cut short", stream(table())[:-200], 400, "body: got "),
     ("lz4", compressed("lz4"), 422, "body: got a compressed batch, expected uncompressed record batches"),
     ("zstd", compressed("zstd"), 422, "body: got a compressed batch, expected uncompressed"),
-    ("a compressed dictionary", COMPRESSED_DICTIONARY, 422, "body: got a compressed batch, expected"),
+    ("a compressed dictionary", compressed_dictionary(), 422, "body: got a compressed batch, expected"),
     ("lists of dictionaries", stream(table(tags=pa.array([["a"]] * 3, pa.list_(pa.dictionary(pa.int8(), pa.string()))))), 422,
      "candidates.tags: got 'list<item: dictionary<values=string, indices=int8, ordered=0>"),
     ("a dictionary of times", stream(table(item=pa.array([1] * 3, pa.timestamp("s")).dictionary_encode())), 422,

@@ -159,6 +159,52 @@ def test_c_takes_every_usual_type_without_nulls_and_text_and_numbers_with_them(n
         assert reader.read(parts, whole) == (kind != pa.float64() or name != "gaps")
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_views_of_text_of_any_length_in_any_of_their_buffers_are_read_as_text(first):
+    """Up to 12 bytes of a text lie in its view. Here a null has a view, too, of what is nowhere."""
+    words = [
+        "",
+        "a",
+        "eleven byte",
+        "twelve bytes",
+        "thirteen byte",
+        "long text of a value",
+        "y" * 300,
+        None,
+        "long text of a value",
+    ]
+    buffers = ["thirteen byte", "a text that nobody has, long text of a value", "y" * 300]
+    table = VocabularyTable.of({word: 2 + i for i, word in enumerate(words[:7])})
+    encoder = Encoder(SCHEMA, {"v": table})
+    views = bytearray()
+    for word in words:
+        data = (word or "").encode()
+        in_buffer = next((i for i, text in enumerate(buffers) if len(data) > 12 and word in text), 0)
+        at = buffers[in_buffer].find(word or "")
+        views += (
+            struct.pack("<i12s", len(data), data)
+            if len(data) <= 12
+            else struct.pack("<i4sii", len(data), data[:4], in_buffer, at)
+        )
+    views[7 * 16 : 8 * 16] = struct.pack("<i4sii", 1 << 30, b"none", 9, 1 << 30)
+    valid = np.packbits([word is not None for word in words], bitorder="little").tobytes()
+    made = [valid, bytes(views), *(text.encode() for text in buffers)]
+    column = pa.Array.from_buffers(pa.string_view(), len(words), list(map(pa.py_buffer, made)))[first:]
+    places = pa.array([*range(len(column))], pa.int16())
+    others = {
+        name: pa.array([v] * len(column))
+        for name, v in (("bag", [1]), ("last", [1]), ("ready", 1), ("gaps", 1), ("price", 1), ("wide", 1))
+    }
+    for texts in (column, pa.DictionaryArray.from_arrays(places, column)):
+        columns = {**others, "word": texts, "hash": texts, "known": pa.array(["a"] * len(column))}
+        assert arrow_parts(texts) is not None
+        as_lists = columns | {"word": words[first:], "hash": words[first:]}
+        for way in (encoder, value_by_value(Encoder(SCHEMA, {"v": table}))):
+            block = way.encode(columns, {"user": "a"})
+            assert block.buffer.tobytes() == way.encode(as_lists, {"user": "a"}).buffer.tobytes()
+            assert block.column(SCHEMA.columns["word"])[:, 0].tolist() == [2, 3, 4, 5, 6, 7, 8, 0, 7][first:]
+
+
 def test_a_column_that_arrow_finds_unsound_is_not_read_by_c():
     data, offsets = pa.py_buffer(b"abc"), pa.py_buffer(np.array([0, 90, 3], np.int32))
     assert arrow_parts(pa.Array.from_buffers(pa.string(), 2, [None, offsets, data])) is None
