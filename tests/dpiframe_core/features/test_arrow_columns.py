@@ -190,12 +190,12 @@ def test_views_of_text_of_any_length_in_any_of_their_buffers_are_read_as_text(fi
     valid = np.packbits([word is not None for word in words], bitorder="little").tobytes()
     made = [valid, bytes(views), *(text.encode() for text in buffers)]
     column = pa.Array.from_buffers(pa.string_view(), len(words), list(map(pa.py_buffer, made)))[first:]
-    places = pa.array([*range(len(column))], pa.int16())
+    every, known = list(range(len(column))), [None if word is None else i for i, word in enumerate(words[first:])]
     others = {
         name: pa.array([v] * len(column))
         for name, v in (("bag", [1]), ("last", [1]), ("ready", 1), ("gaps", 1), ("price", 1), ("wide", 1))
     }
-    for texts in (column, pa.DictionaryArray.from_arrays(places, column)):
+    for texts in (column, *(pa.DictionaryArray.from_arrays(pa.array(at, pa.int16()), column) for at in (every, known))):
         columns = {**others, "word": texts, "hash": texts, "known": pa.array(["a"] * len(column))}
         assert arrow_parts(texts) is not None
         as_lists = columns | {"word": words[first:], "hash": words[first:]}
