@@ -138,7 +138,7 @@ def viewed(n: int, text: int) -> bytes:
 
 
 def null_with_a_view() -> bytes:
-    """Beside two views of ten bytes a null that has one of a gigabyte; a dictionary with a null; views of a list that is null."""
+    """Beside two views of ten bytes a null with one of a gigabyte; a dictionary with a null; views of a list that is null."""
     views = struct.pack("<i12s", 10, b"0123456789"), struct.pack("<i4sii", 1 << 30, b"xxxx", 7, 5)
     buffers = [b"\x05", views[0] + views[1] + views[0]]
     site = pa.Array.from_buffers(pa.string_view(), 3, list(map(pa.py_buffer, buffers)))
