@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from deployments.client.call import Call, ClientError, Retry, Wait, bearer, segment
 from deployments.client.columns import Column, WireTensor, array_tensors, joined_tensors, raw_tensors
+from deployments.client.frames import Candidates, columns_of
 from deployments.client.scores import Scores
 
 __all__ = ["AsyncClient", "Client", "ClientError", "Retry", "Scores"]
 
-Request: TypeAlias = tuple[Mapping[str, Column], Mapping[str, object]]  # candidates and context of one user
+Request: TypeAlias = tuple[Candidates, Mapping[str, object]]  # candidates and context of one user
 _RETRY = Retry()
 _LIMITS = httpx.Limits(max_connections=None)
 
@@ -43,6 +44,10 @@ class _Requests:
 
 def _split(scores: Scores, rows: Sequence[int]) -> list[Scores]:
     return [part.view(Scores) for part in np.split(scores, np.cumsum(rows)[:-1])]
+
+
+def _in_columns(requests: Sequence[Request]) -> list[tuple[Mapping[str, Column], Mapping[str, object]]]:
+    return [(columns_of(rows, f"requests[{i}] candidates"), context) for i, (rows, context) in enumerate(requests)]
 
 
 def _where(url: str) -> tuple[str, str | None]:
@@ -86,7 +91,7 @@ class Client:
 
     def score(
         self,
-        candidates: Mapping[str, Column],
+        candidates: Candidates,
         context: Mapping[str, object] | None = None,
         *,
         deadline_s: float | None = None,
@@ -96,7 +101,8 @@ class Client:
 
         Args:
             candidates: a column of n values for each feature: an array, or a list in which None is missing; a list of lists, or
-                a two-dimensional array, for a feature of several values.
+                a two-dimensional array, for a feature of several values. Or a list of n dicts; or a pandas or polars
+                DataFrame, a pyarrow Table or RecordBatch.
             context: one value (or list) for each feature that all candidates share.
             deadline_s: from now, all tries included; the service drops what has not reached its device by then. A service that
                 stops answering is noticed then, or, if it had not even taken the connection, after up to as long again.
@@ -108,7 +114,7 @@ class Client:
             ClientError: the service refused, or could not be reached in time.
             ValueError: a column cannot be sent as it is.
         """
-        return self._run(self._requests.call(*raw_tensors(candidates, context), deadline_s, priority))
+        return self._run(self._requests.call(*raw_tensors(columns_of(candidates), context), deadline_s, priority))
 
     def score_encoded(
         self, tensors: Mapping[str, npt.NDArray[Any]], *, deadline_s: float | None = None, priority: int = 0
@@ -125,7 +131,7 @@ class Client:
         All have the same columns in their candidates and the same features in their context. What is wrong with one is refused
         for all of them. Else as `score`.
         """
-        tensors, rows = joined_tensors(requests)
+        tensors, rows = joined_tensors(_in_columns(requests))
         scores = self._run(self._requests.call(tensors, sum(rows), deadline_s, priority))
         return _split(scores, rows)
 
@@ -176,14 +182,14 @@ class AsyncClient:
 
     async def score(
         self,
-        candidates: Mapping[str, Column],
+        candidates: Candidates,
         context: Mapping[str, object] | None = None,
         *,
         deadline_s: float | None = None,
         priority: int = 0,
     ) -> Scores:
         """As `Client.score`."""
-        return await self._run(self._requests.call(*raw_tensors(candidates, context), deadline_s, priority))
+        return await self._run(self._requests.call(*raw_tensors(columns_of(candidates), context), deadline_s, priority))
 
     async def score_encoded(
         self, tensors: Mapping[str, npt.NDArray[Any]], *, deadline_s: float | None = None, priority: int = 0
@@ -196,7 +202,7 @@ class AsyncClient:
         self, requests: Sequence[Request], *, deadline_s: float | None = None, priority: int = 0
     ) -> list[Scores]:
         """As `Client.score_together`."""
-        tensors, rows = joined_tensors(requests)
+        tensors, rows = joined_tensors(_in_columns(requests))
         scores = await self._run(self._requests.call(tensors, sum(rows), deadline_s, priority))
         return _split(scores, rows)
 
