@@ -26,7 +26,7 @@ _PLAIN = frozenset((*_INTEGERS, pa.float32(), pa.float64(), pa.bool_(), pa.strin
 # Nulls are as many as the batch has rows, which are bounded; inside a list they would not be.
 _IDS = frozenset(kind.id for kind in (*_PLAIN, pa.null()))
 _VALUES = _PLAIN | {pa.string_view()}  # a column of views is not in `_IDS`, as its texts are counted
-_OF_ROWS = frozenset(("record batch", "dictionary"))
+_OF_ROWS = ("record batch", "dictionary")
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
@@ -80,20 +80,24 @@ def _batch(body: bytes, max_rows: int, most_shared: int) -> pa.RecordBatch:
         if not _is_plain(field.type):
             rule = "a column of integers, floats, booleans or text, or of lists of them"
             raise InputError(f"candidates.{field.name[:64]}", str(field.type)[:64], rule)
-    for message in messages:
-        if message.type not in _OF_ROWS or _compressed(message):
-            got = Words("a compressed batch" if message.type in _OF_ROWS else f"a {message.type}")
+    shared_by = [] if usual else [i for i, kind in enumerate(schema.types) if _is_shared(kind)]
+    taken, of_rows = _OF_ROWS[: 2 if shared_by else 1], list(messages)
+    for message in of_rows:
+        if message.type not in taken or _compressed(message):
+            got = Words("a compressed batch" if message.type in taken else f"a {message.type}")
             raise InputError("body", got, "uncompressed record batches")
+    alone = (
+        pa.ipc.read_record_batch(message, schema) for message in of_rows
+    )  # sooner than by a reader, who knows dictionaries
     rows, shared, batches = 0, 0, []
-    for batch in pa.ipc.open_stream(pa.py_buffer(body)):
+    for batch in pa.ipc.open_stream(pa.py_buffer(body)) if shared_by else alone:
         rows += batch.num_rows
         if rows > max_rows:
             raise TooLarge("candidates", rows, f"at most {max_rows}")
-        if not usual:
-            shared = _within(most_shared, shared + sum(map(_dictionary_bytes, batch.columns)))
+        columns = [batch.column(i) for i in shared_by]
+        shared = _within(most_shared, shared + sum(map(_dictionary_bytes, columns)))
         batch.validate(full=True)
-        if not usual:
-            shared = _within(most_shared, shared + sum(map(_shared_text, batch.columns)))
+        shared = _within(most_shared, shared + sum(map(_shared_text, columns)))
         batches.append(batch)
     if len(batches) == 1:
         return batches[0]
@@ -113,6 +117,11 @@ def _is_plain(kind: Any) -> bool:
     return kind.id in _IDS or kind in _VALUES
 
 
+def _is_shared(kind: Any) -> bool:
+    """Whether many rows of a column may have one text."""
+    return bool(pa.types.is_dictionary(kind) or pa.types.is_string_view(getattr(kind, "value_type", None) or kind))
+
+
 def _dictionary_bytes(column: pa.Array) -> int:
     """Of the dictionary of a column, which other columns and batches may have too: each looks through it."""
     return int(column.dictionary.get_total_buffer_size()) if pa.types.is_dictionary(column.type) else 0
@@ -121,20 +130,20 @@ def _dictionary_bytes(column: pa.Array) -> int:
 def _shared_text(column: pa.Array) -> int:
     """Bytes of the texts of a column, sound by now, where many rows may have the same one: each counts it."""
     if pa.types.is_dictionary(column.type):
-        return int(_sizes(column.dictionary)[column.indices.drop_null().to_numpy(zero_copy_only=False)].sum())
-    values = column.flatten() if any(is_list(column.type) for is_list in _LISTS) else column
-    return int(_sizes(values).sum()) if pa.types.is_string_view(values.type) else 0
+        sizes = _sizes(column.dictionary)[column.indices.drop_null().to_numpy(zero_copy_only=False)]
+    else:
+        sizes = _sizes(column if pa.types.is_string_view(column.type) else column.flatten())
+    return int(sizes.sum(dtype=np.int64))
 
 
-def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
+def _sizes(values: pa.Array) -> npt.NDArray[np.int64 | np.int32]:
     """Bytes of each text; null and what is no text have none."""
-    sizes = np.zeros(len(values), np.int64)
     if pa.types.is_string_view(values.type) and len(values):
-        words = np.frombuffer(values.buffers()[1], np.int32, 4 * (values.offset + len(values)))
-        sizes += words[4 * values.offset :: 4] * values.is_valid().to_numpy(zero_copy_only=False)
-    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        sizes += pc.binary_length(values).fill_null(0).to_numpy()
-    return sizes
+        words = np.frombuffer(values.buffers()[1], np.int32, 4 * len(values), 16 * values.offset)[::4]
+        return words * values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else words
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        return pc.binary_length(values).fill_null(0).to_numpy()  # type: ignore[no-any-return]
+    return np.zeros(len(values), np.int32)
 
 
 def _compressed(message: Any) -> bool:
