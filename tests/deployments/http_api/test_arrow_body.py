@@ -209,7 +209,7 @@ REFUSED: list[tuple[str, bytes, int, str]] = [
     ("lz4", compressed("lz4"), 422, "body: got a compressed batch, expected uncompressed record batches"),
     ("zstd", compressed("zstd"), 422, "body: got a compressed batch, expected uncompressed"),
     ("a compressed dictionary", compressed_dictionary(), 422, "body: got a compressed batch, expected"),
-    ("a dictionary of no column", with_a_stray_dictionary(), 422, "body: got a dictionary, expected uncompressed record batches"),
+    ("a dictionary of no column", with_a_stray_dictionary(), 422, "body: got a dictionary, expected uncompressed record"),
     ("lists of dictionaries", stream(table(tags=pa.array([["a"]] * 3, pa.list_(pa.dictionary(pa.int8(), pa.string()))))), 422,
      "candidates.tags: got 'list<item: dictionary<values=string, indices=int8, ordered=0>"),
     ("a dictionary of times", stream(table(item=pa.array([1] * 3, pa.timestamp("s")).dictionary_encode())), 422,
