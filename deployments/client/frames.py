@@ -46,18 +46,19 @@ def _of_rows(rows: Sequence[Any], where: str) -> Mapping[str, Column]:
 
 def _names(given: Any, where: str) -> Sequence[str]:
     names = list(given)
-    odd = next((name for i, name in enumerate(names) if not isinstance(name, str) or name in names[:i]), None)
-    if odd is not None:
-        raise ValueError(f"{where}: got the column {odd!r}, expected names of features, each once")
+    seen: set[object] = set()
+    for name in names:
+        if not isinstance(name, str) or name in seen:
+            raise ValueError(f"{where}: got the column {name!r}, expected names of features, each once")
+        seen.add(name)
     return names
 
 
 def _of_series(values: Any) -> Column:
-    """A column of pandas. One of integers with gaps has floats there: they are sent as integers, if all are whole."""
-    gone = values.isna().tolist()
-    if not any(gone) and values.dtype.kind in "biuf":
-        return values.to_numpy()  # type: ignore[no-any-return]
+    """A column of pandas. Integers with gaps are floats there: where all are whole, and each stands for one, they are those."""
+    gone, kind = values.isna().tolist(), values.dtype.kind
     found = [None if missing else value for value, missing in zip(values.tolist(), gone, strict=True)]
-    if values.dtype.kind == "f" and all(value is None or value.is_integer() for value in found):
-        return [None if value is None else int(value) for value in found]
-    return found
+    most = 2**24 if kind == "f" and values.dtype.itemsize == 4 else 2**53
+    if kind == "f" and all(v is None or (v.is_integer() and abs(v) < most) for v in found):
+        return [None if v is None else int(v) for v in found]
+    return values.to_numpy() if kind in "biuf" and not any(gone) else found

@@ -26,6 +26,8 @@ _PLAIN = frozenset((*_INTEGERS, pa.float32(), pa.float64(), pa.bool_(), pa.strin
 # Nulls are as many as the batch has rows, which are bounded; inside a list they would not be.
 _IDS = frozenset(kind.id for kind in (*_PLAIN, pa.null()))
 _VALUES = _PLAIN | {pa.string_view()}  # a column of views is not in `_IDS`, as its texts are counted
+_VIEW_BYTES, _BUFFER_BYTES = 16, 64  # of a view; as long as it takes to look at one of the buffers that views may have
+_LOOK_BYTES = 1 << 26  # columns of a body may all have the same bytes: beyond so many they are counted
 _OF_ROWS = ("record batch", "dictionary")
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
@@ -49,7 +51,8 @@ def read_stream(body: bytes, max_rows: int, most_shared: int) -> ArrowRequest:
     """Reads a stream of any number of record batches.
 
     Compressed batches are refused: with them a small body becomes any amount of data. So it might with dictionaries and views:
-    many rows, columns and batches may have one long text or dictionary. `most_shared` are the bytes of these, counted for each.
+    rows, columns and batches may have one long text or dictionary in common. `most_shared` are the bytes of these; they are
+    counted for each before they are read.
 
     Raises:
         NotArrow: it cannot be read.
@@ -86,28 +89,32 @@ def _batch(body: bytes, max_rows: int, most_shared: int) -> pa.RecordBatch:
         if message.type not in taken or _compressed(message):
             got = Words("a compressed batch" if message.type in taken else f"a {message.type}")
             raise InputError("body", got, "uncompressed record batches")
-    alone = (
-        pa.ipc.read_record_batch(message, schema) for message in of_rows
-    )  # sooner than by a reader, who knows dictionaries
+    looked_through = range(len(schema)) if len(schema) * len(body) > _LOOK_BYTES else shared_by
+    # A reader takes a third longer than a message alone; it knows dictionaries.
+    alone = (pa.ipc.read_record_batch(message, schema) for message in of_rows)
     rows, shared, batches = 0, 0, []
     for batch in pa.ipc.open_stream(pa.py_buffer(body)) if shared_by else alone:
         rows += batch.num_rows
         if rows > max_rows:
             raise TooLarge("candidates", rows, f"at most {max_rows}")
-        columns = [batch.column(i) for i in shared_by]
-        shared = _within(most_shared, shared + sum(map(_dictionary_bytes, columns)))
+        batch.validate()  # of sizes: none is read
+        shared = _within(most_shared, shared + sum(_look_bytes(batch.column(i)) for i in looked_through))
         batch.validate(full=True)
-        shared = _within(most_shared, shared + sum(map(_shared_text, columns)))
+        shared = _within(most_shared, shared + sum(_row_bytes(batch.column(i)) for i in shared_by))
         batches.append(batch)
     if len(batches) == 1:
         return batches[0]
-    columns = [column.combine_chunks() for column in pa.Table.from_batches(batches, schema).columns]
+    try:
+        columns = [column.combine_chunks() for column in pa.Table.from_batches(batches, schema).columns]
+    except pa.ArrowException as fault:  # their dictionaries are not alike
+        raise InputError("candidates", Words(shown(str(fault))[1:-1]), "one record batch, or the same dictionaries") from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _within(most: int, shared: int) -> int:
     if shared > most:
-        raise TooLarge("candidates", Words(f"{shared} bytes in views and dictionaries"), f"at most {most}, each row's counted")
+        got = Words(f"{shared} bytes, counted for each row, column and batch that has them")
+        raise TooLarge("candidates", got, f"at most {most}")
     return shared
 
 
@@ -122,25 +129,33 @@ def _is_shared(kind: Any) -> bool:
     return bool(pa.types.is_dictionary(kind) or pa.types.is_string_view(getattr(kind, "value_type", None) or kind))
 
 
-def _dictionary_bytes(column: pa.Array) -> int:
-    """Of the dictionary of a column, which other columns and batches may have too: each looks through it."""
-    return int(column.dictionary.get_total_buffer_size()) if pa.types.is_dictionary(column.type) else 0
+def _look_bytes(column: pa.Array) -> int:
+    """Bytes that are read of a column, of its whole dictionary or all values of its lists: others may have the same ones."""
+    kind, values = column.type, column
+    if pa.types.is_dictionary(kind):
+        values = column.dictionary
+    elif any(is_list(kind) for is_list in _LISTS):
+        values = column.values
+    if not pa.types.is_string_view(values.type):
+        return int(values.nbytes) + (0 if values is column else 4 * len(column))
+    return int(_sizes(values).sum(dtype=np.int64)) + _VIEW_BYTES * len(values) + _BUFFER_BYTES * len(values.buffers())
 
 
-def _shared_text(column: pa.Array) -> int:
-    """Bytes of the texts of a column, sound by now, where many rows may have the same one: each counts it."""
-    if pa.types.is_dictionary(column.type):
-        sizes = _sizes(column.dictionary)[column.indices.drop_null().to_numpy(zero_copy_only=False)]
-    else:
-        sizes = _sizes(column if pa.types.is_string_view(column.type) else column.flatten())
-    return int(sizes.sum(dtype=np.int64))
+def _row_bytes(column: pa.Array) -> int:
+    """Bytes of the texts of a column with a dictionary that is sound, each row's counted."""
+    if not pa.types.is_dictionary(column.type):
+        return 0
+    return int(_sizes(column.dictionary)[column.indices.drop_null().to_numpy(zero_copy_only=False)].sum(dtype=np.int64))
 
 
 def _sizes(values: pa.Array) -> npt.NDArray[np.int64 | np.int32]:
-    """Bytes of each text; null and what is no text have none."""
+    """Bytes of each text; null and what is no text have none. Of views they are what these say."""
     if pa.types.is_string_view(values.type) and len(values):
-        words = np.frombuffer(values.buffers()[1], np.int32, 4 * len(values), 16 * values.offset)[::4]
-        return words * values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else words
+        words = np.frombuffer(values.buffers()[1], np.int32, 4 * len(values))[::4]
+        words = words * values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else words
+        if words.min() < 0:
+            raise ValueError("a text of fewer bytes than none")
+        return words
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return pc.binary_length(values).fill_null(0).to_numpy()  # type: ignore[no-any-return]
     return np.zeros(len(values), np.int32)

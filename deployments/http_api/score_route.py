@@ -36,7 +36,7 @@ from dpiframe_core.features.row_block import Floats
 
 log = logging.getLogger(__name__)
 
-_READ_ON_LOOP_BYTES = 512 * 1024  # of an Arrow stream, whose checks take about a millisecond a megabyte
+_READ_ON_LOOP_BYTES = 512 * 1024  # of an Arrow stream, whose checks take some milliseconds a megabyte
 
 
 class ScoreRoute:

@@ -53,12 +53,14 @@ def in_one_batch(columns: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def sound_batch(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.RecordBatch | None:
-    """The columns in one batch. None: one is of an extension type or not sound, or they differ in length."""
-    arrays = [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
-    kinds = {kind for a in arrays for kind in (a.type, getattr(a.type, "value_type", None))}
+    """The columns in one batch. None: one is of an extension type, not sound or of another length, or Arrow does not join its
+    dictionaries.
+    """
+    kinds = {kind for c in columns for kind in (c.type, getattr(c.type, "value_type", None))}
     if any(isinstance(kind, pa.BaseExtensionType) for kind in kinds):
         return None
     try:
+        arrays = [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
         batch = pa.RecordBatch.from_arrays(arrays, [""] * len(arrays))
         batch.validate(full=True)
     except pa.ArrowException:

@@ -61,7 +61,10 @@ def candidate_columns(candidates: Candidates) -> Mapping[str, ColumnValues]:
     if hasattr(candidates, "iloc") and hasattr(candidates, "columns"):
         return _frame_columns(candidates)
     if hasattr(candidates, "__arrow_c_stream__"):
-        return _table_columns(pa.table(candidates))
+        try:
+            return _table_columns(pa.table(candidates))
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InputError("candidates", str(error), "an Arrow stream of columns") from None
     raise InputError.worded("candidates", f"a {type(candidates).__name__}", _FORMS)
 
 

@@ -142,8 +142,7 @@ def distinct(values: ColumnValues) -> tuple[pa.Array, npt.NDArray[np.int32]] | N
 
     A file's columns repeat few values often, and what costs time is turning values into Python objects.
     """
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
+    values = _joined(values)
     if not isinstance(values, pa.Array):
         return None
     if not pa.types.is_dictionary(values.type):
@@ -206,8 +205,7 @@ def _plain(values: ColumnValues, place: Place) -> tuple[list[Any] | npt.NDArray[
 
 
 def _from_arrow(values: Any, place: Place) -> tuple[list[Any] | npt.NDArray[Any], Mask]:
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
+    values = _joined(values)
     if pa.types.is_dictionary(values.type):
         if pa.types.is_string_view(values.type.value_type):  # which Arrow does not decode
             texts = values.dictionary.to_pylist()
@@ -223,6 +221,16 @@ def _from_arrow(values: Any, place: Place) -> tuple[list[Any] | npt.NDArray[Any]
     if any(is_kind(kind) for is_kind in listed):
         return values.to_pylist(), None
     raise InputError(place.root, str(kind), "text or numbers")
+
+
+def _joined(values: Any) -> Any:
+    """Chunks of Arrow in one array, without their dictionaries if Arrow does not join these; all else as it is."""
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    try:
+        return values.combine_chunks()
+    except pa.ArrowException:
+        return pa.array(values.to_pylist(), values.type.value_type)
 
 
 def _is_arrow_list(kind: Any) -> bool:

@@ -57,6 +57,22 @@ def test_a_frame_of_pandas_is_sent_as_columns_are_whatever_its_index_and_its_kin
     assert sent(made[["item"]].iloc[[0, 2]].astype("int64")) == sent({"item": np.array([1, 3])})
 
 
+def test_floats_of_pandas_are_sent_as_integers_where_each_stands_for_one_whether_some_are_missing_or_not() -> None:
+    pandas = pytest.importorskip("pandas")
+    for given, wanted in (
+        ([1.0, 2.0], [1, 2]),
+        ([1.0, None], [1, None]),
+        ([2.0**53 - 1, None], [2**53 - 1, None]),
+        ([2.0**53, 1.0], np.array([2.0**53, 1.0])),
+        ([2.0**53, None], [2.0**53, None]),
+        ([1e300, None], [1e300, None]),
+        (np.float32([2.0**24, 1]), np.float32([2.0**24, 1])),
+        (np.float32([2.0**24 - 1, 1]), [2**24 - 1, 1]),
+        ([float("inf"), 1.0], np.array([float("inf"), 1.0])),
+    ):
+        assert sent(pandas.DataFrame({"item": given})) == sent({"item": wanted})
+
+
 def test_a_frame_of_polars_is_sent_as_columns_are() -> None:
     polars = pytest.importorskip("polars")
     made = polars.DataFrame(COLUMNS)

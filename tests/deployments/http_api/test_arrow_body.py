@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.config import Limits
+from deployments.http_api import arrow_body
 from deployments.http_api.arrow_body import NotArrow, read_stream
 from dpiframe_core.errors import InputError, TooLarge
 from tests.deployments.serve.test_http_app import Service, expected, refused, request
@@ -153,33 +154,79 @@ VIEWS = table(
 )
 
 
+def unused(buffers: int) -> bytes:
+    """No row but a null; views that nothing has, in a dictionary; and as many buffers without a byte."""
+    views = pa.py_buffer(struct.pack("<i4sii", 1000, b"xxxx", 0, 0) * 500)
+    empty = [pa.py_buffer(b"")] * buffers
+    words = pa.Array.from_buffers(pa.string_view(), 500, [None, views, pa.py_buffer(b"x" * 1000), *empty])
+    return stream(pa.table({"site": pa.DictionaryArray.from_arrays(pa.array([None], pa.int8()), words)}))
+
+
 @pytest.mark.parametrize(
     ("sent", "counted"),
     [
-        pytest.param(shared(60, text=1000), 1008 + 60 * 1000, id="rows of a dictionary"),
-        pytest.param(shared(1, 1, text=3000), 2 * (3008 + 3000), id="batches"),
-        pytest.param(shared(0, 0, 0, text=3000), 3 * 3008, id="batches without rows"),
-        pytest.param(shared(1, text=3000, columns=("a", "b")), 2 * (3008 + 3000), id="columns"),
-        pytest.param(viewed(60, 1000), 60 * 1000, id="views"),
-        pytest.param(stream(VIEWS), 21 + 21, id="lists of views"),
-        pytest.param(stream(VIEWS, 3), 21 + 21, id="views in batches"),
-        pytest.param(null_with_a_view(), 10 + 10 + (3 + 16 + 1) + 3 + 2, id="null"),
+        pytest.param(shared(60, text=1000), 1000 + 4 + 60 * (4 + 1000), id="rows of a dictionary"),
+        pytest.param(shared(1, 1, text=3000), 2 * (3000 + 4 + 4 + 3000), id="batches"),
+        pytest.param(shared(0, 0, 0, text=3000), 3 * (3000 + 4), id="batches without rows"),
+        pytest.param(shared(1, text=3000, columns=("a", "b")), 2 * (3000 + 4 + 4 + 3000), id="columns"),
+        pytest.param(viewed(60, 1000), 60 * (16 + 1000) + 3 * 64, id="views"),
+        pytest.param(unused(0), 500 * (16 + 1000) + 3 * 64, id="what no row has"),
+        pytest.param(unused(50), 500 * (16 + 1000) + 53 * 64, id="buffers"),
+        pytest.param(stream(VIEWS), (3 + 21) * 16 + 21 + 21 + 6 * 64, id="lists of views"),
+        pytest.param(null_with_a_view(), (3 + 3) * 16 + 20 + 10 + 5 * 64 + (3 + 3 * 4 + 1) + 3 * 4 + 3, id="null"),
         pytest.param(stream(table()), 0, id="none"),
     ],
 )
 def test_what_rows_columns_and_batches_share_counts_for_each_of_them(sent: bytes, counted: int) -> None:
     read_stream(sent, 100, counted)
     if counted:
-        message = rf"^candidates: got {counted} bytes in views and dictionaries, expected at most {counted - 1}, each row's"
-        with pytest.raises(TooLarge, match=message):
+        message = rf"^candidates: got {counted} bytes, counted for each row, column and batch that has them, expected at most "
+        with pytest.raises(TooLarge, match=message + str(counted - 1)):
             read_stream(sent, 100, counted - 1)
+
+
+def test_what_is_shared_is_counted_before_it_is_read() -> None:
+    """Else texts of a gigabyte are looked through first. Here they are no UTF-8."""
+    bad = viewed(60, 1000).replace(b"x" * 1000, b"\xff" * 1000).replace(b"xxxx", b"\xff" * 4)
+    with pytest.raises(NotArrow, match="UTF8"):
+        read_stream(bad, 100, 10**6)
+    with pytest.raises(TooLarge):
+        read_stream(bad, 100, 60_000)
+
+
+def test_columns_that_might_all_have_the_same_bytes_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = table(3)
+    (batch,) = pa.ipc.open_stream(stream(plain))
+    counted = sum(batch[name].values.nbytes + 3 * 4 if name == "tags" else batch[name].nbytes for name in plain.column_names)
+    monkeypatch.setattr(arrow_body, "_LOOK_BYTES", len(stream(plain)) * len(plain.column_names))
+    read_stream(stream(plain), 100, 0)
+    monkeypatch.setattr(arrow_body, "_LOOK_BYTES", len(stream(plain)) * len(plain.column_names) - 1)
+    read_stream(stream(plain), 100, counted)
+    with pytest.raises(TooLarge, match=rf"^candidates: got {counted} bytes"):
+        read_stream(stream(plain), 100, counted - 1)
+
+
+def test_a_view_of_fewer_bytes_than_none_is_refused() -> None:
+    views = viewed(2, 1000)
+    view = struct.pack("<i4s", 1000, b"xxxx")
+    assert views.count(view) == 2
+    with pytest.raises(NotArrow):
+        read_stream(views.replace(view, struct.pack("<i4s", -(1 << 30), b"xxxx"), 1), 100, 10**6)
+
+
+def test_dictionaries_that_cannot_be_joined_are_told() -> None:
+    kind = pa.dictionary(pa.int8(), pa.string())
+    parts = [pa.array([f"{i}-{j}" for j in range(100)]).dictionary_encode().cast(kind) for i in range(2)]
+    both = pa.Table.from_batches([pa.record_batch({"site": part}) for part in parts])
+    with pytest.raises(InputError, match=r"^candidates: got .*, expected one record batch, or the same dictionaries$"):
+        read_stream(stream(both, 2), 1000, 10**6)
 
 
 def test_a_service_lets_rows_share_no_more_than_a_body_may_hold() -> None:
     async def body(client: httpx.AsyncClient) -> None:
         most = LIMITS.max_body_bytes
         error = refused(await post(client, shared(60, text=most // 60)), 413, "too_large")
-        assert error["message"].endswith(f"expected at most {most}, each row's counted")
+        assert error["message"].endswith(f"expected at most {most}")
         refused(await post(client, shared(58, text=most // 60)), 422, "invalid_input")  # it has one feature alone
 
     run(body)

@@ -76,6 +76,15 @@ def test_a_frame_of_polars_or_whatever_gives_an_arrow_stream_is_the_same_request
         encoded(made.with_columns(price=polars.Series([0.5, float("nan"), 2.0])))
 
 
+def test_dictionaries_that_arrow_does_not_join_are_read_all_the_same() -> None:
+    chunks = [pa.array(words).dictionary_encode() for words in (["a", "b"], [None])]
+    chunks[1] = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([None], pa.string()))
+    with pytest.raises(pa.ArrowException):
+        pa.chunked_array(chunks).combine_chunks()
+    wanted = Encoder(SCHEMA, {}).encode(COLUMNS).buffer.tobytes()
+    assert encoded(pa.table(COLUMNS | {"site": pa.chunked_array(chunks)})) == wanted
+
+
 def test_integers_with_gaps_are_floats_in_a_frame_and_are_taken_if_they_are_whole() -> None:
     made, gaps = frame(), [1, None, 3]
     whole = made.assign(item=np.array([1.0, np.nan, 3.0]))
@@ -113,6 +122,7 @@ def frame_of(**columns: Any) -> Any:
         (lambda: "item",
          "candidates: got a str, expected columns by feature, a list of dicts, or an Arrow, pandas or polars table"),
         (lambda: None, "candidates: got a NoneType, expected columns by feature"),
+        (lambda: pa.chunked_array([[1]]), "candidates: got "),
         (lambda: pa.table([[1], [2]], names=["item", "item"]), "candidates: got two columns item, expected one for each"),
         (lambda: pa.table(COLUMNS | {"other": [1, 2, 3]}), "candidates: got 'other', expected a feature of the model"),
         (lambda: pa.table(COLUMNS).drop_columns(["tags"]), "candidates.tags: got nothing, expected the feature: of every"),
