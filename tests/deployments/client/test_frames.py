@@ -65,6 +65,7 @@ def test_floats_of_pandas_are_sent_as_integers_where_each_stands_for_one_whether
         ([2.0**53 - 1, None], [2**53 - 1, None]),
         ([2.0**53, 1.0], np.array([2.0**53, 1.0])),
         ([2.0**53, None], [2.0**53, None]),
+        ([-(2.0**53), None], [-(2.0**53), None]),
         ([1e300, None], [1e300, None]),
         (np.float32([2.0**24, 1]), np.float32([2.0**24, 1])),
         (np.float32([2.0**24 - 1, 1]), [2**24 - 1, 1]),
