@@ -43,7 +43,7 @@ test: $(PEERS) ## Linters, types, the docs' links and every test that this machi
 	@$(BIN)/pytest -qq --collect-only >/dev/null 2>&1 & trap "kill $$! 2>/dev/null" EXIT; $(MAKE) lint docs && wait
 	$(BIN)/pytest $(IN_PARALLEL)
 
-test-slow: $(PEERS) ## All tests in every combination of their parameters, where `test` takes few that hold every value; more examples.
+test-slow: $(PEERS) ## All tests in every combination of their parameters, where `test` leaves out what takes long and adds least; more examples.
 	$(BIN)/pytest --whole $(IN_PARALLEL)
 
 quick: lint ## For who changes one room, in two minutes: lint, and its tests but for Ray's: quick ROOM=kernels/lookup; or all fast ones.

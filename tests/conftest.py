@@ -22,7 +22,7 @@ pytest_plugins = ["tests.run_plugin", "tests.run_workers"]
 
 # A deadline per example would be a timing test, and a flaky one on a busy machine.
 settings.register_profile("whole", deadline=None)
-settings.register_profile("run", deadline=None, max_examples=30)
+settings.register_profile("run", deadline=None, max_examples=20)
 settings.load_profile("run")  # here: a test has what holds where it is imported, and a room's conftest may do that
 
 

@@ -419,6 +419,7 @@ def test_a_cluster_gives_the_same_file(bundle: Bundle, tmp_path: Path, ending: s
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.whole
 def test_a_bad_row_on_a_cluster_is_named_as_it_is_here(bundle: Bundle, tmp_path: Path) -> None:
     values = columns()
     values["c3"][431] = 99

@@ -80,6 +80,7 @@ def zoo_block(source, run):
     return Encoder(source.schema, source.vocabularies).encode(read_rows(run / "test.csv", source.schema, None)[0])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_on_every_sample_scores_as_the_library(tmp_path, data, model):
@@ -87,6 +88,7 @@ def test_every_model_on_every_sample_scores_as_the_library(tmp_path, data, model
     assert made.parity.rows >= 20
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("layers", "dim"), [(1, 4), (2, 10), (3, 16), (4, 40)])
 @pytest.mark.parametrize("model", MODELS)
 def test_one_to_four_layers_of_any_dim_with_batch_norm_and_dropout(tmp_path, model, layers, dim):

@@ -127,6 +127,7 @@ def fuxictr_run(folder: Path, tokens: int, dim: int) -> None:
         (folder / "feature_processor.pkl").write_bytes(pickle.dumps(processor, 4))
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what a process holds is read from Linux")
 def test_an_import_with_large_vocabularies_needs_less_than_its_largest_table(tmp_path: Path) -> None:
     """Of 19 MB it takes 0.39; with a whole vocabulary in memory 1.04, as dicts 15."""

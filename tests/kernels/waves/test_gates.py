@@ -93,7 +93,7 @@ def test_every_tile_gates_and_norms_exactly(fields, dim, rows, precision):
     check_wave(precision, rows, fields, dim, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("tf32", marks=pytest.mark.whole), "bf16"])
 def test_on_the_host_too_tiles_gate_and_norm_exactly(on_host, precision):
     tiles = [TILES[0], next(t for t in (EXACT_TILES if precision == "fp32" else WIDE_TILES) if t.along_k == 1)]
     for rows, fields, dim in ((3, 5, 16), (70, 2, 40), (17, 8, 10)):
@@ -192,7 +192,7 @@ def test_a_chain_gates_and_norms_batch_after_batch(shape, precision):
         model.run(1, 1, batch + 1 + later)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("tf32", marks=pytest.mark.whole), "bf16"])
 def test_on_the_host_too_a_chain_gates_and_norms(on_host, precision):
     for shape in SHAPES:
         model = Gated(*shape, precision, "cpu")

@@ -93,7 +93,7 @@ def test_every_tile_adds_the_shares_of_contexts(chunks, rows, bucket, precision)
 
 
 @pytest.mark.bulk
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.whole), "bf16"])
 def test_on_the_host_too_tiles_add_the_shares_of_contexts(on_host, precision):
     names = "mma-32x32-w1x1x8-k4-s6", "mma-64x64-w2x2x1-k1-s4"
     tiles = [TILES[1], *(t for t in TILES if t.name in names), *(t for t in wide_tiles(precision) if t.along_k > 1)]

@@ -157,7 +157,7 @@ def test_the_blocks_of_a_cluster_compute_a_tile_exactly(width, rows, precision):
 
 
 @pytest.mark.bulk
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.whole), "tf32", "bf16"])
 def test_on_the_host_too_the_blocks_of_a_cluster_compute_a_tile_exactly(on_host, precision):
     for (width, rows), tile in zip(((8, 1), (72, 17), (328, 70), (1030, 3), (264, 130)), CLUSTERED_TILES[:5], strict=True):
         for cluster in (2, 4) if width < 1000 else (8,):
@@ -217,7 +217,7 @@ def test_a_wave_tries_clusters_where_the_gpu_has_them_and_no_context_shares(on_h
 
 
 @pytest.mark.bulk
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("tf32", marks=pytest.mark.whole), "bf16"])
 def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
     """The smallest tile, one whose warps split all of K, one with warps along rows and columns; for warpgroups those of shared
     K, and one of many rows.
@@ -344,7 +344,7 @@ def test_every_activation_follows_its_product(rows, precision):
 
 
 @pytest.mark.bulk
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.whole), "bf16"])
 def test_on_the_host_too_every_activation_follows_its_product(on_host, precision):
     wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
     check_activations(70, precision, (TILES[0], shared_k(wide)), "cpu")
@@ -415,7 +415,7 @@ def test_rows_beyond_the_true_number_are_not_written(precision):
 
 
 @pytest.mark.bulk
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.whole), "bf16"])
 def test_on_the_host_too_rows_beyond_the_true_number_are_not_written(on_host, precision):
     wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
     check_padding(precision, (TILES[0], replace(TILES[0], cluster=2), shared_k(wide), shared_k(wide[::-1])), "cpu")

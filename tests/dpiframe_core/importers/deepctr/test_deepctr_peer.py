@@ -97,6 +97,7 @@ MODELS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize(("units", "dim"), [((7,), 4), ((12, 5), 10), ((9, 8, 7), 16), ((9, 8, 7, 6), 40)])
 @pytest.mark.parametrize("name", MODELS)
