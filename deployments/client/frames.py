@@ -56,9 +56,11 @@ def _names(given: Any, where: str) -> Sequence[str]:
 
 def _of_series(values: Any) -> Column:
     """A column of pandas. Integers with gaps are floats there: where all are whole, and each stands for one, they are those."""
-    gone, kind = values.isna().tolist(), values.dtype.kind
-    found = [None if missing else value for value, missing in zip(values.tolist(), gone, strict=True)]
+    gone, kind = values.isna(), values.dtype.kind
+    if kind in "biu" and not gone.any():
+        return values.to_numpy()  # type: ignore[no-any-return]
+    found = [None if missing else value for value, missing in zip(values.tolist(), gone.tolist(), strict=True)]
     most = 2**24 if kind == "f" and values.dtype.itemsize == 4 else 2**53
     if kind == "f" and all(v is None or (v.is_integer() and abs(v) < most) for v in found):
         return [None if v is None else int(v) for v in found]
-    return values.to_numpy() if kind in "biuf" and not any(gone) else found
+    return values.to_numpy() if kind == "f" and not gone.any() else found

@@ -97,8 +97,9 @@ def _batch(body: bytes, max_rows: int, most_shared: int) -> pa.RecordBatch:
         rows += batch.num_rows
         if rows > max_rows:
             raise TooLarge("candidates", rows, f"at most {max_rows}")
-        batch.validate()  # of sizes: none is read
-        shared = _within(most_shared, shared + sum(_look_bytes(batch.column(i)) for i in looked_through))
+        if looked_through:
+            batch.validate()  # of sizes: none is read
+            shared = _within(most_shared, shared + sum(_look_bytes(batch.column(i)) for i in looked_through))
         batch.validate(full=True)
         shared = _within(most_shared, shared + sum(_row_bytes(batch.column(i)) for i in shared_by))
         batches.append(batch)
